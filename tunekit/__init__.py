@@ -1,0 +1,1 @@
+"""tunekit: declarative CuTeDSL kernel specs, tuned in isolation, served by shape."""

@@ -1,0 +1,213 @@
+"""What makes two results the same: hashes of everything that changes the code.
+
+A compile's key covers the arch, all tunables, the static problem values, the
+sources (followed through imports and closures), the options and the toolchain.
+Nothing depends on hash seeds, working directories or where the checkout lies.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunekit.model import Values, Variant, to_json
+
+TOOLCHAIN = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
+
+
+def digest(value: Any) -> str:
+    """SHA-256, in hex, of a value's canonical JSON."""
+    text = json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def variant(spec: str, version: int, implementation: str, arch: str, tunables: Values) -> Variant:
+    """The variant with its id: 12 hex digits over all of its fields."""
+    fields = [spec, version, implementation, arch, to_json(tunables)]
+    return Variant(spec, version, implementation, arch, tunables, digest(fields)[:12])
+
+
+@functools.cache
+def distribution_version(name: str) -> str | None:
+    """The installed version of a distribution, None if it isn't there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def toolchain() -> dict[str, str | None]:
+    """The versions that decide what code a compile yields."""
+    return {name: distribution_version(name) for name in TOOLCHAIN}
+
+
+def compile_key(variant: Variant, static: Values, sources: str, options: str) -> str:
+    """The key of one compile, 64 hex digits.
+
+    `sources` is :func:`fingerprint` of the implementation's build function.
+    """
+    return digest(
+        {
+            "variant": to_json(variant),
+            "static": to_json(static),
+            "sources": sources,
+            "options": options,
+            "toolchain": toolchain(),
+        }
+    )
+
+
+def fingerprint(function: Callable[..., Any]) -> str:
+    """A hash of a function's sources: its file, all that it imports, and what it closes over.
+
+    Imports are followed through every module of the same tree (relative, absolute
+    beside the file, or on sys.path outside site-packages), also those inside
+    functions. Installed packages count by their version (see :func:`toolchain`).
+    Imports made from computed names can't be seen.
+    """
+    return digest(_describe(function, frozenset()))
+
+
+def _describe(value: Any, seen: frozenset[int]) -> Any:
+    """A stable description of what a function depends on besides its arguments."""
+    if id(value) in seen:
+        return "recursive"
+    seen = seen | {id(value)}
+    if isinstance(value, functools.partial):
+        return ["partial", _describe(value.func, seen), _describe(value.args, seen), _describe(value.keywords, seen)]
+    if isinstance(value, types.MethodType):
+        return ["method", _describe(value.__func__, seen), _describe(vars(value.__self__), seen)]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [
+            "function",
+            value.__qualname__,
+            _sources(inspect.getsourcefile(value)),
+            [_describe(cell, seen) for cell in cells],
+            _describe(value.__defaults__ or (), seen),
+            _describe(value.__kwdefaults__ or {}, seen),
+        ]
+    if isinstance(value, type):
+        return ["class", value.__qualname__, _sources(inspect.getsourcefile(value))]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *(_describe(item, seen) for item in value)]
+    if isinstance(value, (set, frozenset)):
+        return ["set", *sorted(json.dumps(_describe(item, seen), sort_keys=True) for item in value)]
+    if isinstance(value, Mapping):
+        return {str(name): _describe(item, seen) for name, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return [type(value).__name__, repr(value)]
+    if isinstance(value, types.ModuleType):
+        return ["module", value.__name__]
+    if hasattr(value, "__dict__"):
+        return [type(value).__qualname__, _describe(vars(value), seen)]
+    return [type(value).__qualname__, repr(value)]
+
+
+def _sources(file: str | None) -> Any:
+    if file is None:
+        return None
+    return [[name, content] for name, content in sorted(source_closure(Path(file)).items())]
+
+
+def source_closure(file: Path) -> dict[str, str]:
+    """The content hash of `file` and of every file of its tree that it imports, by name.
+
+    Names are paths relative to the directory of `file`, so that a moved checkout
+    keeps its keys.
+    """
+    root = file.resolve().parent
+    hashes: dict[str, str] = {}
+    pending = [file.resolve()]
+    while pending:
+        path = pending.pop()
+        name = _relative(path, root)
+        if name in hashes:
+            continue
+        content = path.read_bytes()
+        hashes[name] = hashlib.sha256(content).hexdigest()
+        pending.extend(_imported_files(path, content, root))
+    return hashes
+
+
+def _relative(path: Path, root: Path) -> str:
+    try:
+        return path.relative_to(root).as_posix()
+    except ValueError:
+        return f"{path.parent.name}/{path.name}"
+
+
+def _imported_files(path: Path, content: bytes, root: Path) -> list[Path]:
+    """The files of the same tree that a source file imports, wherever the statement stands."""
+    try:
+        tree = ast.parse(content)
+    except SyntaxError:
+        return []
+    found: list[Path] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found += _resolve(alias.name.split("."), _roots(path, root))
+        elif isinstance(node, ast.ImportFrom):
+            parts = node.module.split(".") if node.module else []
+            if node.level:
+                base = path.parent
+                for _ in range(node.level - 1):
+                    base = base.parent
+                roots = [base]
+            else:
+                roots = _roots(path, root)
+            found += _resolve(parts, roots)
+            for alias in node.names:
+                found += _resolve([*parts, alias.name], roots)
+    return found
+
+
+def _roots(path: Path, root: Path) -> list[Path]:
+    """Where an absolute import of the user's own code may lie; never site-packages or the stdlib."""
+    own = [Path(entry).resolve() for entry in sys.path if entry and _is_own(entry)]
+    return [root, path.parent, *own]
+
+
+@functools.cache
+def _is_own(entry: str) -> bool:
+    path = Path(entry)
+    named = {"site-packages", "dist-packages", "dsl_packages"} & set(path.parts)
+    installed = bool(named) or any(path.glob("*.dist-info"))
+    stdlib = path.resolve() == Path(inspect.__file__).resolve().parent
+    return not installed and not stdlib and not entry.endswith((".zip", "lib-dynload"))
+
+
+def _resolve(parts: list[str], roots: list[Path]) -> list[Path]:
+    """The files that importing dotted `parts` runs, under the first root that has them."""
+    if not parts or parts[0] in sys.stdlib_module_names or parts[0] == "tunekit":
+        return []
+    for root in roots:
+        files: list[Path] = []
+        base = root
+        for index, part in enumerate(parts):
+            package, module = base / part / "__init__.py", base / f"{part}.py"
+            last = index == len(parts) - 1
+            if package.is_file():
+                files.append(package.resolve())
+                base = base / part
+            elif module.is_file():
+                files.append(module.resolve())
+                break
+            elif (base / part).is_dir() and not last:
+                base = base / part
+            else:
+                files = files if index else []
+                break
+        if files:
+            return files
+    return []

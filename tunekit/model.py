@@ -1,0 +1,366 @@
+"""The values that flow through the pipeline.
+
+Everything here is frozen, hashable where it serves as a key, and turns into
+plain JSON with :func:`to_json`; no module of this file's layer imports
+anything heavy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Union
+
+if TYPE_CHECKING:
+    from tunekit.arch import Arch
+
+Value = Union[bool, int, float, str]
+
+
+class Values(Mapping[str, Value]):
+    """An immutable, hashable mapping of names to plain values, in the order given.
+
+    Names also read as attributes (``v.head_dim``), which keeps constraints and
+    footprints short. Equality and hash ignore the order and tell ``True`` from ``1``.
+    """
+
+    __slots__ = ("_hash", "_items")
+    _items: dict[str, Value]
+    _hash: int
+
+    def __init__(self, items: Mapping[str, Value] | None = None, /, **more: Value) -> None:
+        merged = {**(items or {}), **more}
+        object.__setattr__(self, "_items", merged)
+        key = frozenset((name, type(value), value) for name, value in merged.items())
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __getitem__(self, name: str) -> Value:
+        return self._items[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._items[name]
+        except KeyError:
+            raise AttributeError(f"no value '{name}'; there are {', '.join(self._items)}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("Values are immutable")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Values):
+            return NotImplemented
+        return self._typed() == other._typed()
+
+    def _typed(self) -> dict[str, tuple[type, Value]]:
+        return {name: (type(value), value) for name, value in self._items.items()}
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Values], tuple[dict[str, Value]]]:
+        return Values, (dict(self._items),)
+
+    def __repr__(self) -> str:
+        return f"Values({self})"
+
+    def __str__(self) -> str:
+        """``a=1 b=True``: the form that the command line takes and prints."""
+        return " ".join(f"{name}={value}" for name, value in self._items.items())
+
+    def merged(self, other: Mapping[str, Value]) -> Values:
+        """These values with `other`'s added or put in their place."""
+        return Values({**self._items, **other})
+
+    def only(self, names: Any) -> Values:
+        """The values whose name is in `names`, in this mapping's order."""
+        return Values({name: value for name, value in self._items.items() if name in names})
+
+
+class Status(str, Enum):
+    """How a stage ended. Each but ``OK`` comes with a reason in words."""
+
+    OK = "ok"
+    OVER_BUDGET = "over_budget"
+    TRACE_ERROR = "trace_error"
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    COMPILE_CRASHED = "compile_crashed"
+    COMPILE_OUT_OF_MEMORY = "compile_out_of_memory"
+    LAUNCH_ERROR = "launch_error"
+    WRONG_RESULT = "wrong_result"
+    NOT_DETERMINISTIC = "not_deterministic"
+    RUN_TIMEOUT = "run_timeout"
+    DEVICE_FAULT = "device_fault"
+    KNOWN_BAD = "known_bad"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Stage(str, Enum):
+    """The pipeline's stages, in order."""
+
+    PROBE = "probe"
+    COMPILE = "compile"
+    VERIFY = "verify"
+    MEASURE = "measure"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call site: the value of every problem axis of a spec, and its layout facts.
+
+    `values` holds dims, dtypes and flags by axis name; `layout` holds what the
+    tensors' memory says (strides class, alignment in bytes) and is empty for
+    contiguous, 16-byte aligned tensors.
+    """
+
+    spec: str
+    values: Values
+    layout: Values = Values()
+
+    def __str__(self) -> str:
+        return f"{self.spec} {self.values}" + (f" [{self.layout}]" if self.layout else "")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One point of a spec's space. `id` is a hash of every field (see identity)."""
+
+    spec: str
+    version: int
+    implementation: str
+    arch: str
+    tunables: Values
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.implementation} {self.tunables}"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one CTA needs. `None` means not known from this reading.
+
+    Units: bytes, TMEM columns (512 columns x 128 lanes x 4 bytes a CTA), threads,
+    CTAs a cluster, 32-bit registers a thread, spilled bytes a thread.
+    """
+
+    smem_bytes: int | None = None
+    tmem_columns: int | None = None
+    threads: int | None = None
+    cluster: int | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    local_bytes: int | None = None
+
+    def misfit(self, arch: Arch) -> str | None:
+        """Why this can't run on `arch`, in a sentence with both numbers; None if it fits."""
+        limits = (
+            ("smem", self.smem_bytes, arch.smem_bytes, "B"),
+            ("tmem", self.tmem_columns, arch.tmem_columns, "columns"),
+            ("threads", self.threads, arch.threads, "threads"),
+            ("cluster", self.cluster, arch.cluster, "CTAs"),
+            ("registers", self.registers, arch.registers, "a thread"),
+        )
+        over = [
+            f"{name} {need} {unit} > {limit} {unit}"
+            for name, need, limit, unit in limits
+            if need is not None and need > limit
+        ]
+        return f"{', '.join(over)} ({arch.name})" if over else None
+
+    def disagreements(self, other: Footprint) -> list[str]:
+        """The fields that both know and that differ, each as ``smem_bytes 1 != 2``."""
+        return [
+            f"{f.name} {mine} != {theirs}"
+            for f in dataclasses.fields(self)
+            if (mine := getattr(self, f.name)) is not None
+            and (theirs := getattr(other, f.name)) is not None
+            and mine != theirs
+        ]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A problem's unavoidable work: floating-point operations and bytes moved."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one variant fared at one stage. A failure is an outcome like any other.
+
+    `seconds` is wall time per phase; `artifact` is the content hash of the
+    exported object; `facts` are compiled facts (registers, spills, smem ...);
+    `samples_us` are microseconds a call, in the order taken.
+    """
+
+    stage: Stage
+    status: Status
+    reason: str = ""
+    seconds: Values = Values()
+    peak_rss_bytes: int | None = None
+    artifact: str | None = None
+    footprint: Footprint = Footprint()
+    facts: Values = Values()
+    samples_us: tuple[float, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled kernel in the artifact store.
+
+    `key` is the compile key; `files` maps a role (``so``, ``ptx``, ``cubin``) to the
+    SHA-256 of its content; `symbol` is the exported function's name in the ``so``.
+    """
+
+    key: str
+    symbol: str
+    files: Values
+    footprint: Footprint = Footprint()
+    facts: Values = Values()
+    seconds: Values = Values()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a result was made. `None` is "not there" (no GPU) or "could not be read"."""
+
+    gpu: str | None = None
+    arch: str | None = None
+    driver: str | None = None
+    power_limit_w: float | None = None
+    mig: str | None = None
+    clocks_policy: str | None = None
+    cuda: str | None = None
+    cutlass_dsl: str | None = None
+    tvm_ffi: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    tunekit: str | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One outcome as it is kept: which variant, for which problem, where and by which protocol.
+
+    `problem` is complete; compile and probe trials keep the static axes only.
+    """
+
+    variant: Variant
+    problem: Values
+    compile_key: str
+    outcome: Outcome
+    environment: Environment
+    protocol: str = ""
+    sweep: int | None = None
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """A compile that hung, crashed or ran out of memory: skipped until its key changes."""
+
+    compile_key: str
+    variant: Variant
+    status: Status
+    reason: str
+    phase: str
+    seconds: float
+    peak_rss_bytes: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The variant chosen for one problem bucket in one environment.
+
+    `median_us` and `spread_us` are over the final's samples; `margin` is the
+    runner-up's median over the winner's, minus 1; `confidence` is that of the
+    test named by `method`, None where the final made no test.
+    """
+
+    variant: Variant
+    problem: Values
+    bucket: Values
+    environment: Environment
+    protocol: str
+    artifact: str
+    symbol: str
+    median_us: float
+    spread_us: float
+    samples: int
+    runner_up: str | None = None
+    margin: float | None = None
+    confidence: float | None = None
+    method: str = "median"
+    tied: tuple[str, ...] = ()
+    source: str = "measured"
+
+
+class Level(str, Enum):
+    """How dispatch found its choice, best first."""
+
+    EXACT = "exact"
+    BUCKET = "bucket"
+    NEAREST = "nearest"
+    SHIPPED = "shipped"
+    DEFAULT = "default"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What dispatch picks for a problem, and why; `fell_back_from` lists what missed."""
+
+    variant: Variant
+    level: Level
+    why: str
+    artifact: str | None
+    symbol: str | None
+    fell_back_from: tuple[str, ...] = field(default=())
+    winner: Winner | None = None
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON of any value here: dataclasses become objects, NaN and inf are refused.
+
+    Raises:
+        ValueError: for NaN or infinity, which must never enter a record.
+        TypeError: for what has no JSON form.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): to_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} can't be recorded")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form")

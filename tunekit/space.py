@@ -1,0 +1,110 @@
+"""Expansion: a spec, an architecture and a problem become an ordered list of variants.
+
+The predicate here is the only one: list, sweep, probe and dispatch all ask
+:func:`allowed`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tunekit import identity
+from tunekit.arch import Arch
+from tunekit.errors import UserError
+from tunekit.model import Footprint, Values, Variant
+from tunekit.spec import Constraint, Implementation, KernelSpec
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The variants that the constraints leave, and how many each constraint removed.
+
+    A variant that breaks several constraints counts for the first alone.
+    """
+
+    variants: tuple[Variant, ...]
+    total: int
+    removed: dict[str, int]
+
+    def blame(self) -> str:
+        """One line: how many were dropped, and by which constraint."""
+        if not self.removed:
+            return f"{self.total} variants, none dropped"
+        parts = ", ".join(f"{count} by {name}" for name, count in self.removed.items())
+        return f"{len(self.variants)} of {self.total} variants; dropped: {parts}"
+
+
+def implementations_on(spec: KernelSpec, arch: Arch, only: str | None = None) -> tuple[Implementation, ...]:
+    """The implementations of a spec that can run on `arch`.
+
+    Raises:
+        UserError: there is none; the sentence says what each one lacks.
+    """
+    candidates = spec.implementations if only is None else (spec.implementation(only),)
+    fitting = tuple(i for i in candidates if i.unsupported(arch) is None)
+    if not fitting:
+        reasons = "; ".join(str(i.unsupported(arch)) for i in candidates)
+        raise UserError(f"{spec.name} can't run on {arch.name}: {reasons}")
+    return fitting
+
+
+def broken(implementation: Implementation, problem: Values, tunables: Values) -> Constraint | None:
+    """The first constraint that a point breaks, or None."""
+    point = problem.merged(tunables)
+    for constraint in implementation.constraints:
+        if not constraint.holds(point):
+            return constraint
+    return None
+
+
+def points(implementation: Implementation) -> Iterator[Values]:
+    """Every combination of tunables, the last one varying fastest."""
+    names = [tunable.name for tunable in implementation.tunables]
+    for combination in itertools.product(*(tunable.values for tunable in implementation.tunables)):
+        yield Values(dict(zip(names, combination, strict=True)))
+
+
+def expand(spec: KernelSpec, arch: Arch, problem: Values, implementation: str | None = None) -> Expansion:
+    """All variants of `spec` for a complete `problem` on `arch`, in the order of the declaration."""
+    variants: list[Variant] = []
+    removed: dict[str, int] = {}
+    total = 0
+    for candidate in implementations_on(spec, arch, implementation):
+        for tunables in points(candidate):
+            total += 1
+            constraint = broken(candidate, problem, tunables)
+            if constraint is None:
+                variants.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, tunables))
+            else:
+                removed[constraint.name] = removed.get(constraint.name, 0) + 1
+    return Expansion(tuple(variants), total, removed)
+
+
+def default_variant(spec: KernelSpec, arch: Arch, problem: Values) -> Variant | None:
+    """The variant that serves a problem nobody has tuned: the first allowed default that fits."""
+    for candidate in implementations_on(spec, arch):
+        for tunables in candidate.defaults:
+            frozen = Values(tunables)
+            if broken(candidate, problem, frozen) is None and misfit(candidate, arch, problem, frozen) is None:
+                return identity.variant(spec.name, spec.version, candidate.name, arch.name, frozen)
+    return None
+
+
+def declared_footprint(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> Footprint:
+    """The footprint by the spec's own arithmetic; all unknown where it declares none."""
+    if implementation.footprint is None:
+        return Footprint()
+    return implementation.footprint(problem.merged(tunables), arch)
+
+
+def misfit(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> str | None:
+    """Why a point's declared footprint exceeds the architecture, or None."""
+    return declared_footprint(implementation, arch, problem, tunables).misfit(arch)
+
+
+def serves(spec: KernelSpec, variant: Variant, problem: Values) -> str | None:
+    """Why `variant` may not be used for `problem`: the constraint it breaks; None if it may."""
+    constraint = broken(spec.implementation(variant.implementation), problem, variant.tunables)
+    return f"{constraint.name}: {constraint.why}" if constraint else None

@@ -1,0 +1,19 @@
+"""Kernel specs: how they are declared, checked and loaded."""
+
+from tunekit.spec.axes import Axis, Constraint, Tolerance, Tunable
+from tunekit.spec.declare import Build, Implementation, KernelSpec, ScalarArg, TensorArg
+from tunekit.spec.load import list_specs, load_spec
+
+__all__ = [
+    "Axis",
+    "Build",
+    "Constraint",
+    "Implementation",
+    "KernelSpec",
+    "ScalarArg",
+    "TensorArg",
+    "Tolerance",
+    "Tunable",
+    "list_specs",
+    "load_spec",
+]

@@ -1,0 +1,272 @@
+"""The declaration of a kernel spec: data, and small pure functions of ``Values``.
+
+A spec says *what* is computed (axes, signature, reference, tolerance, cost) and
+holds one or more *implementations*, each a way to compute it on some
+architectures, with tunables of its own. Everything is checked when it is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tunekit.arch import ARCHES, Arch
+from tunekit.errors import SpecError
+from tunekit.model import Cost, Footprint, Value, Values
+from tunekit.spec.axes import (
+    DTYPES,
+    Axis,
+    Constraint,
+    Predicate,
+    Tolerance,
+    Tunable,
+    check_name,
+    check_unique,
+    contains,
+    unknown,
+)
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor of the kernel's signature.
+
+    `shape` names problem axes or gives ints; `dtype` names a dtype axis or a
+    dtype. `when` tells for which problems the argument exists. `valid` declares
+    the region of an output that must be written, a slice per dim; outside it
+    anything goes. Outputs that the caller does not pass are allocated.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    dtype: str
+    role: Literal["input", "output", "inout"] = "input"
+    when: Predicate | None = None
+    valid: Callable[[Any], tuple[slice, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "tensor")
+        if self.role not in ("input", "output", "inout"):
+            raise SpecError(f"role is {self.role!r}; it must be input, output or inout", field=self.name)
+
+    def sizes(self, values: Values) -> tuple[int, ...]:
+        """The shape for a problem."""
+        return tuple(d if isinstance(d, int) else int(values[d]) for d in self.shape)
+
+    def dtype_of(self, values: Values) -> str:
+        return str(values[self.dtype]) if self.dtype in values else self.dtype
+
+
+@dataclass(frozen=True)
+class ScalarArg:
+    """A run-time number of the signature, with its default as a function of the problem."""
+
+    name: str
+    default: Callable[[Any], float]
+    dtype: Literal["float32", "int32", "int64"] = "float32"
+    when: Predicate | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "scalar")
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a build function is told: never a tensor, never a device.
+
+    `problem` holds the static axes only: nothing else may change the code.
+    """
+
+    arch: Arch
+    problem: Values
+    tunables: Values
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute a spec.
+
+    `requires` names the architecture features that it needs (see arch.py);
+    `backend` is who compiles what `build(Build)` returns: for ``cutedsl`` the
+    pair (``@cute.jit`` callable, compile arguments), for ``host`` the C source. `footprint` is arithmetic
+    over problem + tunables, or None if only tracing can tell. `defaults` are
+    tried in order: a problem's default is the first that its constraints allow.
+    """
+
+    name: str
+    requires: frozenset[str]
+    tunables: tuple[Tunable, ...]
+    build: Callable[[Build], Any]
+    defaults: tuple[Mapping[str, Value], ...]
+    constraints: tuple[Constraint, ...] = ()
+    footprint: Callable[[Any, Arch], Footprint] | None = None
+    backend: str = "cutedsl"
+    compile_options: str = ""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "implementation")
+        object.__setattr__(self, "requires", frozenset(self.requires))
+        object.__setattr__(self, "tunables", tuple(self.tunables))
+        object.__setattr__(self, "constraints", tuple(self.constraints))
+        known = frozenset().union(*(arch.features for arch in ARCHES.values()))
+        for feature in self.requires - known:
+            raise SpecError(f"unknown feature {feature} (known: {', '.join(sorted(known))})", field="requires")
+        check_unique(self.tunables, "tunables")
+        check_unique(self.constraints, "constraints")
+        if not callable(self.build):
+            raise SpecError("build must be a function", field="build")
+        if isinstance(self.defaults, Mapping):
+            object.__setattr__(self, "defaults", (self.defaults,))
+        if not self.defaults:
+            raise SpecError("there must be at least one default", field="defaults")
+        frozen = tuple(self._checked_default(default) for default in self.defaults)
+        object.__setattr__(self, "defaults", frozen)
+
+    def _checked_default(self, default: Mapping[str, Value]) -> Values:
+        by_name = {tunable.name: tunable for tunable in self.tunables}
+        for name, value in default.items():
+            if name not in by_name:
+                raise SpecError(f"default names {unknown('tunable', name, by_name)}", field="defaults")
+            if not contains(by_name[name].values, value):
+                allowed = ", ".join(str(v) for v in by_name[name].values)
+                raise SpecError(f"default {name}={value} lies outside the space ({allowed})", field="defaults")
+        missing = [name for name in by_name if name not in default]
+        if missing:
+            raise SpecError(f"default leaves out {', '.join(missing)}", field="defaults")
+        return Values({name: default[name] for name in by_name})
+
+    def unsupported(self, arch: Arch) -> str | None:
+        """Why this can't run on `arch`, in a sentence, or None."""
+        missing = sorted(self.requires - arch.features)
+        if not missing:
+            return None
+        has = ", ".join(sorted(arch.features)) or "none"
+        return f"{self.name} needs {', '.join(missing)}, which {arch.name} has not (it has {has})"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel family: what is computed, and the implementations that compete at it.
+
+    `reference(problem, inputs)` takes torch tensors by argument name and returns
+    the outputs in float64 (or float32); `inputs(problem, generator, device)`
+    overrides the random normal inputs where those make no sense. `cost(problem)` declares unavoidable work.
+    Bump `version` when the meaning of a problem or an output changes.
+    """
+
+    name: str
+    version: int
+    axes: tuple[Axis, ...]
+    signature: tuple[TensorArg | ScalarArg, ...]
+    implementations: tuple[Implementation, ...]
+    reference: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+    tolerance: Mapping[str, Tolerance] | Tolerance = field(default_factory=Tolerance)
+    constraints: tuple[Constraint, ...] = ()
+    cost: Callable[[Any], Cost] | None = None
+    inputs: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None
+    examples: tuple[Mapping[str, Value], ...] = ()
+    compile_limit_s: float | None = None
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "spec")
+        for name in ("axes", "signature", "implementations", "constraints", "examples"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if type(self.version) is not int or self.version < 1:
+            raise SpecError(f"version is {self.version!r}; it must be an int from 1", field="version")
+        for name in ("axes", "signature", "implementations"):
+            if not getattr(self, name):
+                raise SpecError("is empty", field=name)
+            check_unique(getattr(self, name), name)
+        check_unique(self.constraints, "constraints")
+        if not callable(self.reference):
+            raise SpecError("reference must be a function", field="reference")
+        axes = {axis.name: axis for axis in self.axes}
+        for implementation in self.implementations:
+            for tunable in implementation.tunables:
+                if tunable.name in axes:
+                    raise SpecError(f"tunable {tunable.name} has the name of an axis", field=implementation.name)
+        for arg in self.signature:
+            if isinstance(arg, TensorArg):
+                for dim in arg.shape:
+                    if isinstance(dim, str) and dim not in axes:
+                        raise SpecError(f"shape names {unknown('axis', dim, axes)}", field=arg.name)
+                if arg.dtype not in DTYPES and (arg.dtype not in axes or axes[arg.dtype].kind != "dtype"):
+                    raise SpecError(f"dtype names {unknown('dtype', arg.dtype, (*axes, *DTYPES))}", field=arg.name)
+        outputs = [a.name for a in self.signature if isinstance(a, TensorArg) and a.role != "input"]
+        if not outputs:
+            raise SpecError("has no output", field="signature")
+        if isinstance(self.tolerance, Mapping):
+            for name in self.tolerance:
+                if name not in outputs:
+                    raise SpecError(f"names {unknown('output', name, outputs)}", field="tolerance")
+        if self.compile_limit_s is not None and not (0 < self.compile_limit_s < math.inf):
+            raise SpecError(f"{self.compile_limit_s} must be positive", field="compile_limit_s")
+        for example in self.examples:
+            self.problem(example)
+
+    @property
+    def axis(self) -> dict[str, Axis]:
+        return {axis.name: axis for axis in self.axes}
+
+    def problem(self, given: Mapping[str, Value]) -> Values:
+        """`given` completed with the axes' defaults, in the axes' order, and checked.
+
+        Raises:
+            SpecError: an unknown, missing or disallowed value, named with its axis.
+        """
+        axes = self.axis
+        for name in given:
+            if name not in axes:
+                raise SpecError(unknown("axis", name, axes), field=self.name)
+        values: dict[str, Value] = {}
+        for axis in self.axes:
+            value = given.get(axis.name, axis.default)
+            if value is None:
+                raise SpecError(f"the problem needs {axis.name} (axes: {', '.join(axes)})", field=self.name)
+            axis.check(value)
+            values[axis.name] = value
+        problem = Values(values)
+        for constraint in self.constraints:
+            if not constraint.holds(problem):
+                raise SpecError(f"{problem}: {constraint.name}: {constraint.why}", field=self.name)
+        return problem
+
+    def static(self, problem: Values) -> Values:
+        """The part of a problem that is compiled into the kernel."""
+        return problem.only({axis.name for axis in self.axes if axis.static})
+
+    def bucket(self, problem: Values) -> Values:
+        """The bucket that a problem's winner is kept under."""
+        return Values({axis.name: axis.bucketed(problem[axis.name]) for axis in self.axes})
+
+    def implementation(self, name: str) -> Implementation:
+        for implementation in self.implementations:
+            if implementation.name == name:
+                return implementation
+        names = [implementation.name for implementation in self.implementations]
+        raise SpecError(unknown("implementation", name, names), field=self.name)
+
+    def arguments(self, problem: Values) -> tuple[TensorArg | ScalarArg, ...]:
+        """The signature's arguments that exist for a problem, in call order."""
+        return tuple(arg for arg in self.signature if arg.when is None or arg.when(problem))
+
+    def tolerance_of(self, output: str) -> Tolerance:
+        if isinstance(self.tolerance, Tolerance):
+            return self.tolerance
+        return self.tolerance.get(output, Tolerance())
+
+
+def misspelt_field(error: TypeError) -> str | None:
+    """For the TypeError of a declaration with an unknown field: a better message."""
+    for declared in (KernelSpec, Implementation, Axis, TensorArg, ScalarArg, Tunable, Constraint, Tolerance):
+        if f"{declared.__name__}.__init__()" in str(error):
+            known = list(inspect.signature(declared).parameters)
+            for name in str(error).split("'")[1::2]:
+                if name not in known:
+                    return f"{declared.__name__} has {unknown('field', name, known)}"
+            return str(error).replace("__init__() ", "")
+    return None

@@ -1,0 +1,164 @@
+"""Finding and loading specs: the shipped ones by name, anybody's by path.
+
+A spec file is an ordinary Python file that makes one or more ``KernelSpec`` at
+module level. It is imported as a submodule of a package made for its directory,
+so ``from .kernels.body import ...`` works wherever the directory lies.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import traceback
+import types
+from difflib import get_close_matches
+from pathlib import Path
+
+from tunekit.errors import SpecError, UserError
+from tunekit.spec.declare import KernelSpec, misspelt_field
+
+SHIPPED_PACKAGE = "tunekit_specs"
+
+
+def shipped_directory() -> Path:
+    """Where the shipped specs lie: inside the installed package, or the checkout beside it."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "kernel_specs"
+    return inside if inside.is_dir() else package.parent / "kernel_specs"
+
+
+def list_specs() -> tuple[KernelSpec, ...]:
+    """The shipped specs, by name."""
+    specs: dict[str, KernelSpec] = {}
+    for path in sorted(shipped_directory().glob("*.py")):
+        if not path.name.startswith("_"):
+            for spec in specs_in(path):
+                specs[spec.name] = spec
+    return tuple(specs[name] for name in sorted(specs))
+
+
+def load_spec(reference: str) -> KernelSpec:
+    """The spec that `reference` names: ``fmha``, ``./my_kernel.py`` or ``./my_kernel.py:name``.
+
+    Raises:
+        UserError: no such spec or file; the message lists what there is.
+        SpecError: the file is malformed; the message names file, line and field.
+    """
+    text, _, wanted = reference.partition(".py:")
+    if wanted:
+        text += ".py"
+    if text.endswith(".py") or "/" in text:
+        return _one_of(Path(text), wanted)
+    shipped = shipped_directory() / f"{text}.py"
+    if text.isidentifier() and not text.startswith("_") and shipped.is_file():
+        found = {spec.name: spec for spec in specs_in(shipped)}
+        if text in found:
+            return found[text]
+    specs = {spec.name: spec for spec in list_specs()}
+    if text in specs:
+        return specs[text]
+    near = get_close_matches(text, specs, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(
+        f"unknown spec '{reference}'{hint} (shipped: {', '.join(specs) or 'none'}; or give a path to a .py file)"
+    )
+
+
+def _one_of(path: Path, wanted: str) -> KernelSpec:
+    if not path.is_file():
+        raise UserError(f"no spec file {path}")
+    found = {spec.name: spec for spec in specs_in(path)}
+    if wanted:
+        if wanted not in found:
+            raise UserError(f"{path} has no spec '{wanted}' (it has: {', '.join(found) or 'none'})")
+        return found[wanted]
+    if len(found) != 1:
+        names = ", ".join(found) or "none"
+        raise UserError(f"{path} holds {len(found)} specs ({names}); name one as {path}:NAME")
+    return next(iter(found.values()))
+
+
+def specs_in(path: Path) -> list[KernelSpec]:
+    """Every KernelSpec bound at a spec file's module level, also inside a list or tuple."""
+    module = _import(path.resolve())
+    found: list[KernelSpec] = []
+    for value in vars(module).values():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, KernelSpec) and item not in found:
+                found.append(item)
+    names = [spec.name for spec in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(f"two specs are called '{name}'", field="name", where=str(path))
+    return found
+
+
+def module_name(path: Path) -> str:
+    """The import name of a spec file: the same for the same path, in every process."""
+    directory = path.parent
+    if directory == shipped_directory():
+        return f"{SHIPPED_PACKAGE}.{path.stem}"
+    tag = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
+    return f"tunekit_user_{tag}.{path.stem}"
+
+
+def _import(path: Path) -> types.ModuleType:
+    name = module_name(path)
+    package_name = name.partition(".")[0]
+    if package_name not in sys.modules:
+        package = types.ModuleType(package_name)
+        package.__path__ = [str(path.parent)]
+        sys.modules[package_name] = package
+    if package_name != SHIPPED_PACKAGE and str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # as for a script: the files beside it import plainly
+    source_spec = importlib.util.spec_from_file_location(name, path)
+    if source_spec is None or source_spec.loader is None:
+        raise UserError(f"{path} can't be imported as Python")
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__tunekit_mtime__", None) == path.stat().st_mtime_ns:
+        return known
+    module = importlib.util.module_from_spec(source_spec)
+    sys.modules[name] = module
+    try:
+        source_spec.loader.exec_module(module)
+    except SpecError as error:
+        sys.modules.pop(name, None)
+        where = _place(path, error, error.field)
+        raise SpecError(error.message, field=error.field, where=where) from error
+    except SyntaxError as error:
+        sys.modules.pop(name, None)
+        raise SpecError(error.msg, where=f"{error.filename}:{error.lineno}") from error
+    except Exception as error:
+        sys.modules.pop(name, None)
+        better = misspelt_field(error) if isinstance(error, TypeError) else None
+        message = better or f"{type(error).__name__}: {error}"
+        raise SpecError(message, where=_place(path, error, None)) from error
+    module.__dict__["__tunekit_mtime__"] = path.stat().st_mtime_ns
+    return module
+
+
+def _place(path: Path, error: BaseException, field: str | None) -> str:
+    """``file:line`` of the mistake: the innermost frame in the file, or its line that names `field`."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+    line = lines[-1] if lines else 1
+    if field:
+        line = _line_naming(path, field, line or 1) or line
+    return f"{path}:{line}"
+
+
+def _line_naming(path: Path, field: str, start: int | None) -> int | None:
+    """The line, within the statement at `start`, of the string or keyword `field`."""
+    tree = ast.parse(path.read_text())
+    first = start or 1
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.stmt) and statement.lineno <= first <= (statement.end_lineno or first):
+            if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+                continue
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Constant) and node.value == field and node.lineno >= first:
+                    return node.lineno
+                if isinstance(node, ast.keyword) and node.arg == field and node.value.lineno >= first:
+                    return node.value.lineno
+    return None
