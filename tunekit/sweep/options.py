@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.environment import environment
@@ -41,7 +42,7 @@ class Target:
 
     arch: Arch
     environment: Environment
-    device: int | str | None
+    device: int | Literal["host"] | None
     why: str = ""
 
 
