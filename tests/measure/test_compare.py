@@ -22,7 +22,9 @@ def attention_like(rows=2048, columns=512):
     """A float64 reference of 2**20 elements, and what a kernel with bf16 P and bf16 O makes of it."""
     generator = torch.Generator().manual_seed(1)
     keys = 256
-    scores = 3 * torch.randn(rows, keys, generator=generator, dtype=torch.float64)  # peaked in some rows, flat in others
+    scores = 3 * torch.randn(
+        rows, keys, generator=generator, dtype=torch.float64
+    )  # peaked in some rows, flat in others
     values = torch.randn(keys, columns, generator=generator, dtype=torch.float64).bfloat16().double()
     p = torch.softmax(scores, dim=1)
     peak = p.max(dim=1, keepdim=True).values
@@ -166,6 +168,9 @@ def test_dims_without_names_and_one_dim():
     out = ref.float()
     out[1, 2:4, 6] = 0
     assert "2 of 105 elements, in batch 1, dim 1 2-3, cols 6" in judge(out, ref, dims=("batch", 5, "cols")).wrong
-    assert "mismatch at [2]" in compare(
-        "lse", torch.tensor([1.0, 1.0, 3.0]), torch.ones(3, dtype=torch.float64), ATTENTION, 0, ("heads",)
-    ).wrong
+    assert (
+        "mismatch at [2]"
+        in compare(
+            "lse", torch.tensor([1.0, 1.0, 3.0]), torch.ones(3, dtype=torch.float64), ATTENTION, 0, ("heads",)
+        ).wrong
+    )

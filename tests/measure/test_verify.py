@@ -136,5 +136,7 @@ def test_cases_are_seeds_and_the_edges_of_dynamic_axes(compiler):
     job = compiler.job("host_scale", "host_scale", {"rows": 7})
     spec = load_spec(job.spec)
     found = cases(spec, job.variant, job.problem, 2)
-    assert [(case.problem.rows, case.seed) for case in found] == [(7, 0), (7, 1), (1, 2), (64, 2)], "7 is an edge itself"
+    assert [(case.problem.rows, case.seed) for case in found] == [(7, 0), (7, 1), (1, 2), (64, 2)], (
+        "7 is an edge itself"
+    )
     assert all(case.problem.cols == 64 for case in found), "static axes stay: the artifact is compiled for them"

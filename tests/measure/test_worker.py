@@ -122,7 +122,12 @@ def test_the_parents_death_ends_the_worker(compiler, tmp_path):
         worker.verify(job)
         """)
     )
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+    )
     try:
         child = int(parent.stdout.readline())
         time.sleep(0.5)

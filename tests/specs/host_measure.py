@@ -164,6 +164,8 @@ bad_oracles = (
     with_mistake("host_reference_raises", failing_reference),
     with_mistake("host_reference_shape", lambda problem, inputs: {"y": inputs["x"][:1]}),
     with_mistake("host_reference_nothing", lambda problem, inputs: {}),
-    with_mistake("host_inputs_shape", host_guard.reference, lambda p, generator, device: {"x": __import__("torch").ones(3)}),
+    with_mistake(
+        "host_inputs_shape", host_guard.reference, lambda p, generator, device: {"x": __import__("torch").ones(3)}
+    ),
     with_mistake("host_inputs_name", host_guard.reference, lambda p, generator, device: {"z": None}),
 )
