@@ -153,8 +153,12 @@ class Kernel:
         return self._devices.facts(index)
 
     def stats(self) -> dict[str, int]:
-        """Counters: ``problems`` resolved and how many at each level; artifacts ``loaded`` and ``compiled``;
-        ``recovered``: recorded winners that could not serve, so that the next choice did; ``would_compile``: wanted but missing, where compiling isn't allowed."""
+        """Counters: ``problems`` resolved and how many at each level (each once, not each call), or in ``error``.
+
+        Artifacts ``loaded`` and ``compiled``; ``recovered``: recorded winners that could
+        not serve, so that the next choice did; ``would_compile``: artifacts that were
+        wanted and missing where compiling isn't allowed.
+        """
         names = ("problems", *(level.value for level in Level), "error", "loaded", "compiled", "recovered")
         return {name: self._counts[name] for name in (*names, "would_compile")}
 
