@@ -203,7 +203,8 @@ def explain_no_kernel(spec: KernelSpec, arch: str, problem: Values) -> str:
         ]
         if all(misfits):
             return f"{expansion.blame()}; the rest don't fit: {misfits[0]}"
-        return f"{sum(misfit is None for misfit in misfits)} of {expansion.total} variants could serve, but none that may be picked is compiled"
+        fitting = sum(misfit is None for misfit in misfits)
+        return f"{fitting} of {expansion.total} variants could serve, but none that may be picked is compiled"
     reasons = {c.name: c.why for i in spec.implementations for c in i.constraints}
     why = "; ".join(f"{name}: {reasons[name]}" for name in expansion.removed)
     return f"{expansion.blame()} ({why})" if why else expansion.blame()
