@@ -157,7 +157,7 @@ class ProblemRun:
         if measurer is None or not ready:
             return
         self._emit("phase", text="verify and measure", total=len(ready))
-        earlier = measurer.earlier([unit for unit, _ in ready])
+        earlier = measurer.earlier()
         for index, (unit, outcome) in enumerate(ready, 1):
             self._emit("started", variant=unit.variant, text="measure", done=index - 1, total=len(ready))
             measured = earlier.get(unit.key) or measurer.check(unit)
