@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tunekit import identity
-from tunekit.arch import Arch
+from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.errors import UserError
 from tunekit.model import Footprint, Values, Variant
 from tunekit.spec import Constraint, Implementation, KernelSpec
@@ -48,6 +48,29 @@ def implementations_on(spec: KernelSpec, arch: Arch, only: str | None = None) ->
         reasons = "; ".join(str(i.unsupported(arch)) for i in candidates)
         raise UserError(f"{spec.name} can't run on {arch.name}: {reasons}")
     return fitting
+
+
+def choose_arch(spec: KernelSpec, asked: str | None, detected: str | None) -> tuple[Arch, str]:
+    """The architecture to work for, and why in a few words.
+
+    The one `asked` for; else the one `detected` on this machine, if the spec runs
+    there; else sm_100a; else the first of the table that an implementation supports.
+
+    Raises:
+        UserError: an unknown name, or no implementation runs on the one asked for.
+    """
+    if asked is not None:
+        arch = parse_arch(asked)
+        implementations_on(spec, arch)
+        return arch, "as asked"
+    runnable = [arch for arch in ARCHES.values() if any(i.unsupported(arch) is None for i in spec.implementations)]
+    for name, why in ((detected, "this machine's GPU"), ("sm_100a", "cross-compiled: not this machine's GPU")):
+        for arch in runnable:
+            if arch.name == name:
+                return arch, why
+    if not runnable:
+        raise UserError(f"{spec.name}: no implementation runs on any known architecture")
+    return runnable[0], "the first that the spec supports"
 
 
 def broken(implementation: Implementation, problem: Values, tunables: Values) -> Constraint | None:
