@@ -80,7 +80,7 @@ def _fates(points: list[Point]) -> list[dict[str, Any]]:
         if point.dropped_by is not None:
             name, why = point.dropped_by.name, point.dropped_by.why
         else:
-            name, why = "over_budget", point.misfit
+            name, why = "over_budget", str(point.misfit)
         fate = fates.setdefault(name, {"by": name, "why": why, "count": 0, "example": point.variant})
         fate["count"] += 1
     return list(fates.values())

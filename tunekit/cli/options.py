@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,61 +16,42 @@ from tunekit.settings import Settings, load_settings
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Duration(click.ParamType):
-    """A positive time: seconds, or with a unit: ``90``, ``1.5s``, ``5m``, ``2h``."""
-
-    name = "seconds"
-    UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, (int, float)):
-            return float(value)
-        match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", str(value).strip().lower())
-        try:
-            seconds = float(match[1]) * self.UNITS[match[2]] if match else math.nan
-        except (ValueError, KeyError):
-            seconds = math.nan
-        if not (0 < seconds < math.inf):
-            self.fail(f"'{value}' is no positive time such as 30, 90s or 5m", param, ctx)
-        return seconds
+SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+MEBIBYTES = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 2**10, "gb": 2**10, "gib": 2**10}
 
 
-class Memory(click.ParamType):
-    """A positive amount of memory in bytes: ``4GiB``, ``512MiB``; a plain number counts MiB."""
-
-    name = "memory"
-    UNITS = {"": 2**20, "m": 2**20, "mb": 2**20, "mib": 2**20, "g": 2**30, "gb": 2**30, "gib": 2**30}
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", str(value).strip().lower())
-        try:
-            amount = int(float(match[1]) * self.UNITS[match[2]]) if match else 0
-        except (ValueError, KeyError, OverflowError):
-            amount = 0
-        if amount <= 0:
-            self.fail(f"'{value}' is no amount of memory such as 4GiB or 512MiB", param, ctx)
-        return amount
+def duration(text: str) -> float:
+    """A positive time in seconds, from seconds or a unit: ``90``, ``1.5s``, ``5m``, ``2h``."""
+    seconds = _amount(text, SECONDS)
+    if seconds is None:
+        raise click.BadParameter(f"'{text}' is no positive time such as 30, 90s or 5m")
+    return seconds
 
 
-class Budget(click.ParamType):
-    """How much a search may spend: ``40`` variants, or a time with its unit, ``90s`` or ``10m``."""
-
-    name = "n|time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        text = str(value).strip()
-        if text.isdigit():
-            if int(text) < 1:
-                self.fail("the budget must be at least 1", param, ctx)
-            return int(text)
-        return f"{Duration().convert(text, param, ctx):g}s"
+def memory(text: str) -> int:
+    """Bytes, from ``4GiB`` or ``512MiB``; a plain number counts MiB."""
+    mebibytes = _amount(text, MEBIBYTES)
+    if mebibytes is None:
+        raise click.BadParameter(f"'{text}' is no amount of memory such as 4GiB or 512MiB")
+    return int(mebibytes * 2**20)
 
 
-DURATION = Duration()
-MEMORY = Memory()
-BUDGET = Budget()
+def budget(text: str) -> int | str:
+    """What a search may spend: ``40`` variants (an int), or a time with its unit (``10m`` as ``"600s"``)."""
+    if not text.strip().isdigit():
+        return f"{duration(text):g}s"
+    if int(text) < 1:
+        raise click.BadParameter("the budget must be at least 1")
+    return int(text)
+
+
+def _amount(text: str, units: Mapping[str, float]) -> float | None:
+    match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", str(text).strip().lower())
+    try:
+        amount = float(match[1]) * units[match[2]] if match else 0.0
+    except (ValueError, KeyError):
+        return None
+    return amount if 0 < amount < math.inf else None
 
 
 class PairsCommand(click.Command):
@@ -117,7 +98,11 @@ db_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON value.")
 jobs_option = click.option(
-    "--jobs", "-j", type=click.IntRange(min=1), metavar="N", help="Compile workers. [default: as cores and memory allow]"
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compile workers. [default: as cores and memory allow]",
 )
 variant_option = click.option(
     "--variant", "variant_ids", multiple=True, metavar="ID", help="Only this variant (its id's beginning); repeatable."
@@ -127,9 +112,9 @@ variant_option = click.option(
 def limit_options(function: F) -> F:
     """``--compile-timeout --trace-timeout --memory-limit``: what one compile may take."""
     for option in (
-        click.option("--memory-limit", type=MEMORY, metavar="MIB", help="Memory of one compile: 4GiB, or MiB."),
-        click.option("--trace-timeout", type=DURATION, metavar="S", help="Limit of one trace, in seconds or as 5m."),
-        click.option("--compile-timeout", type=DURATION, metavar="S", help="Limit of one compile's back end."),
+        click.option("--memory-limit", type=memory, metavar="MIB", help="Memory of one compile: 4GiB, or MiB."),
+        click.option("--trace-timeout", type=duration, metavar="S", help="Limit of one trace, in seconds or as 5m."),
+        click.option("--compile-timeout", type=duration, metavar="S", help="Limit of one compile's back end."),
     ):
         function = option(function)
     return function

@@ -20,7 +20,7 @@ from tunekit.spec import load_spec
 @options.problem_option
 @options.workload_option
 @click.option(
-    "--budget", type=options.BUDGET, metavar="N|TIME", help="At most N variants a problem, or a time such as 10m."
+    "--budget", type=options.budget, metavar="N|TIME", help="At most N variants a problem, or a time such as 10m."
 )
 @click.option(
     "--search",
@@ -34,7 +34,7 @@ from tunekit.spec import load_spec
 @options.variant_option
 @options.jobs_option
 @options.limit_options
-@click.option("--run-timeout", type=options.DURATION, metavar="S", help="Limit of one run of a kernel on the device.")
+@click.option("--run-timeout", type=options.duration, metavar="S", help="Limit of one run of a kernel on the device.")
 @click.option(
     "--verify",
     type=click.Choice(["auto", "gpu", "none"]),
