@@ -74,7 +74,7 @@ if [ "$(.venv/bin/python -c "$version" 2>/dev/null)" != "$("$PYTHON" -c "$versio
     "$PYTHON" -m venv --clear .venv
 fi
 rm -f "$STAMP"
-pip() { .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "$@" >&2; }
+pip() { .venv/bin/python -m pip --quiet --quiet --disable-pip-version-check --no-input "$@" >&2; }
 
 pip install --upgrade 'pip>=25.1' || fail "pip could not be brought to 25.1 (see above)"
 case $GPU in
