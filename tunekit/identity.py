@@ -50,10 +50,13 @@ def toolchain() -> dict[str, str | None]:
     return {name: distribution_version(name) for name in TOOLCHAIN}
 
 
-def compile_key(variant: Variant, static: Values, sources: str, options: str) -> str:
+def compile_key(
+    variant: Variant, static: Values, sources: str, options: str, tools: Mapping[str, str | None] | None = None
+) -> str:
     """The key of one compile, 64 hex digits.
 
-    `sources` is :func:`fingerprint` of the implementation's build function.
+    `sources` is :func:`fingerprint` of the implementation's build function; `tools`
+    the :func:`toolchain`, where it is not the one installed here.
     """
     return digest(
         {
@@ -61,7 +64,7 @@ def compile_key(variant: Variant, static: Values, sources: str, options: str) ->
             "static": to_json(static),
             "sources": sources,
             "options": options,
-            "toolchain": toolchain(),
+            "toolchain": toolchain() if tools is None else dict(tools),
         }
     )
 

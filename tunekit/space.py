@@ -7,7 +7,7 @@ The predicate here is the only one: list, sweep, probe and dispatch all ask
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tunekit import identity
@@ -131,3 +131,15 @@ def serves(spec: KernelSpec, variant: Variant, problem: Values) -> str | None:
     """Why `variant` may not be used for `problem`: the constraint it breaks; None if it may."""
     constraint = broken(spec.implementation(variant.implementation), problem, variant.tunables)
     return f"{constraint.name}: {constraint.why}" if constraint else None
+
+
+def compile_key(
+    spec: KernelSpec, variant: Variant, problem: Values, tools: Mapping[str, str | None] | None = None
+) -> str:
+    """The compile key of `variant` for a complete `problem`: what its artifact is stored under.
+
+    `tools` as for :func:`identity.compile_key`. Reads the sources of the build function.
+    """
+    implementation = spec.implementation(variant.implementation)
+    sources = identity.fingerprint(implementation.build)
+    return identity.compile_key(variant, spec.static(problem), sources, implementation.compile_options, tools)
