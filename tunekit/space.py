@@ -134,12 +134,19 @@ def serves(spec: KernelSpec, variant: Variant, problem: Values) -> str | None:
 
 
 def compile_key(
-    spec: KernelSpec, variant: Variant, problem: Values, tools: Mapping[str, str | None] | None = None
+    spec: KernelSpec,
+    variant: Variant,
+    problem: Values,
+    *,
+    sources: str | None = None,
+    tools: Mapping[str, str | None] | None = None,
 ) -> str:
     """The compile key of `variant` for a complete `problem`: what its artifact is stored under.
 
-    `tools` as for :func:`identity.compile_key`. Reads the sources of the build function.
+    `sources` is the :func:`identity.fingerprint` of the implementation's build function,
+    taken here where it isn't given; `tools` as for :func:`identity.compile_key`.
     """
     implementation = spec.implementation(variant.implementation)
-    sources = identity.fingerprint(implementation.build)
+    if sources is None:
+        sources = identity.fingerprint(implementation.build)
     return identity.compile_key(variant, spec.static(problem), sources, implementation.compile_options, tools)
