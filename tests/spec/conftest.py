@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-VALID = '''\
+VALID = """\
 from tunekit.model import Footprint
 from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tolerance, Tunable
 
@@ -53,7 +53,7 @@ SPEC = KernelSpec(
     tolerance={"y": Tolerance(cosine=0.999)},
     examples=({"rows": 7, "cols": 64},),
 )
-'''
+"""
 
 
 @pytest.fixture

@@ -157,8 +157,7 @@ def _line_naming(path: Path, field: str, start: int) -> int | None:
             continue
         if statement.lineno <= start <= (statement.end_lineno or start):
             for node in ast.walk(statement):
-                if isinstance(node, ast.Constant) and node.value == field:
-                    lines.add(node.lineno)
-                elif isinstance(node, ast.keyword) and node.arg == field:
+                named = node.value if isinstance(node, ast.Constant) else getattr(node, "arg", None)
+                if named == field and isinstance(node, (ast.Constant, ast.keyword)):
                     lines.add(node.lineno)
     return min((line for line in lines if line >= start), default=None)
