@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from tunekit import identity
 from tunekit.arch import ARCHES, Arch, parse_arch
-from tunekit.errors import UserError
+from tunekit.errors import SpecError, UserError
 from tunekit.model import Footprint, Values, Variant
 from tunekit.spec import Constraint, Implementation, KernelSpec
+
+# What a spec's small functions raise when they are wrong: misspelt names, wrong types, divisions by zero.
+SPEC_MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,18 @@ def choose_arch(spec: KernelSpec, asked: str | None, detected: str | None) -> tu
 
 
 def broken(implementation: Implementation, problem: Values, tunables: Values) -> Constraint | None:
-    """The first constraint that a point breaks, or None."""
+    """The first constraint that a point breaks, or None.
+
+    Raises:
+        SpecError: a constraint's own code fails, for example on a misspelt name.
+    """
     point = problem.merged(tunables)
     for constraint in implementation.constraints:
-        if not constraint.holds(point):
+        try:
+            holds = constraint.holds(point)
+        except SPEC_MISTAKES as error:
+            raise _mistake(error, implementation, f"constraint {constraint.name}", point) from error
+        if not holds:
             return constraint
     return None
 
@@ -119,7 +130,15 @@ def declared_footprint(implementation: Implementation, arch: Arch, problem: Valu
     """The footprint by the spec's own arithmetic; all unknown where it declares none."""
     if implementation.footprint is None:
         return Footprint()
-    return implementation.footprint(problem.merged(tunables), arch)
+    point = problem.merged(tunables)
+    try:
+        return implementation.footprint(point, arch)
+    except SPEC_MISTAKES as error:
+        raise _mistake(error, implementation, "footprint", point) from error
+
+
+def _mistake(error: Exception, implementation: Implementation, what: str, point: Values) -> SpecError:
+    return SpecError(f"{what} fails for {point}: {type(error).__name__}: {error}", field=implementation.name)
 
 
 def misfit(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> str | None:
