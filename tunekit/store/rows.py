@@ -1,0 +1,327 @@
+"""Rows and model values, both ways, with every field checked on the way in and out.
+
+A row is a flat mapping of column names to what SQLite holds. A value that is
+not what its column promises (a NaN for a time, a status of a newer version, a
+field that this version doesn't know) raises :class:`RowError`: writers tell the
+caller, readers count the row as a miss. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunekit.model import (
+    Environment,
+    Footprint,
+    KnownBad,
+    Outcome,
+    Stage,
+    Status,
+    Trial,
+    Values,
+    Variant,
+    Winner,
+    to_json,
+)
+
+Row = Mapping[str, Any]
+
+VARIANT_COLUMNS = ("spec", "version", "implementation", "arch", "variant", "tunables")
+ENVIRONMENT_COLUMNS = tuple(f.name for f in dataclasses.fields(Environment))
+FOOTPRINT_COLUMNS = tuple(f.name for f in dataclasses.fields(Footprint))
+WINNER_COLUMNS = (
+    *VARIANT_COLUMNS,
+    *("problem", "bucket", "protocol", "artifact", "symbol", "median_us", "spread_us", "samples"),
+    *("runner_up", "margin", "confidence", "method", "tied", "source"),
+)
+TRIAL_COLUMNS = (
+    *VARIANT_COLUMNS,
+    *("problem", "compile_key", "stage", "status", "reason", "protocol", "seconds", "peak_rss_bytes", "artifact"),
+)
+KNOWN_BAD_COLUMNS = (
+    *("compile_key", *VARIANT_COLUMNS, "status", "reason"),
+    *("phase", "seconds", "peak_rss_bytes", "signal"),
+)
+# What the tables hold beside the value's own fields.
+BOOKKEEPING = frozenset({"id", "uid", "recorded_at", "environment", "environment_key", "bucket_key", "problem_key"})
+BOOKKEEPING |= {"current", "sweep", "trial", "digest", "comparable"}
+JSON_COLUMNS = frozenset({"tunables", "problem", "bucket", "tied", "seconds", "facts", "arguments"})
+
+
+class RowError(ValueError):
+    """A row, or a value to be stored, that isn't what its fields promise."""
+
+
+def check_known(row: Row, columns: Sequence[str]) -> None:
+    """Refuse a row with a field of a newer version: what it means can't be known here."""
+    for name, value in row.items():
+        if value is not None and name not in columns and name not in BOOKKEEPING:
+            raise RowError(f"unknown field '{name}', from a newer tunekit")
+
+
+def text(value: object, field: str) -> str:
+    """A string that UTF-8 can hold: lone surrogates (undecodable bytes of a child's output) are escaped."""
+    if not isinstance(value, str):
+        raise RowError(f"{field} is {value!r}, not text")
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def optional_text(value: object, field: str) -> str | None:
+    return None if value is None else text(value, field)
+
+
+def number(value: object, field: str, *, above: float = -math.inf, least: float = -math.inf) -> float:
+    """A finite number > `above` and >= `least`; bool is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RowError(f"{field} is {value!r}, not a number")
+    if not math.isfinite(value):
+        raise RowError(f"{field} is {value!r}, not a finite number")
+    if not (value > above and value >= least):
+        bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
+        raise RowError(f"{field} is {value!r}; it must be {bound}")
+    return float(value)
+
+
+def count(value: object, field: str, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RowError(f"{field} is {value!r}, not an integer from {least}")
+    return value
+
+
+def optional_count(value: object, field: str) -> int | None:
+    return None if value is None else count(value, field)
+
+
+def time_us(value: object, field: str) -> float:
+    """A measured time in microseconds: finite and above 0, or it is no time."""
+    return number(value, field, above=0.0)
+
+
+def dump(value: Any, field: str) -> str:
+    """Compact JSON in the value's own order.
+
+    Raises:
+        RowError: NaN, infinity, or what has no JSON form.
+    """
+    try:
+        plain = json.dumps(to_json(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RowError(f"{field}: {error}") from None
+    return text(plain, field)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise RowError(f"{name} is not a number that a record may hold")
+
+
+def parse(source: str | bytes, field: str) -> Any:
+    """JSON to plain values; NaN and Infinity, which Python's parser takes, are refused."""
+    try:
+        return json.loads(source, parse_constant=_refuse_constant)
+    except RowError as error:
+        raise RowError(f"{field}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"{field} is not JSON: {error}") from None
+
+
+def values(source: object, field: str) -> Values:
+    """The ``Values`` of a JSON column: an object of plain values."""
+    plain = parse(text(source, field), field)
+    if not isinstance(plain, dict):
+        raise RowError(f"{field} is not an object")
+    for name, item in plain.items():
+        if not isinstance(item, (bool, int, float, str)):
+            raise RowError(f"{field}.{name} is {item!r}, not a plain value")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise RowError(f"{field}.{name} is {item!r}, not a finite number")
+    return Values(plain)
+
+
+def seconds(given: Values, field: str = "seconds") -> str:
+    """Seconds per phase as JSON: each finite and at least 0."""
+    for name, value in given.items():
+        number(value, f"{field}.{name}", least=0.0)
+    return dump(given, field)
+
+
+def variant_row(variant: Variant) -> dict[str, Any]:
+    return {
+        "spec": text(variant.spec, "spec"),
+        "version": count(variant.version, "version"),
+        "implementation": text(variant.implementation, "implementation"),
+        "arch": text(variant.arch, "arch"),
+        "variant": text(variant.id, "variant"),
+        "tunables": dump(variant.tunables, "tunables"),
+    }
+
+
+def variant_of(row: Row) -> Variant:
+    return Variant(
+        spec=text(row["spec"], "spec"),
+        version=count(row["version"], "version"),
+        implementation=text(row["implementation"], "implementation"),
+        arch=text(row["arch"], "arch"),
+        tunables=values(row["tunables"], "tunables"),
+        id=text(row["variant"], "variant"),
+    )
+
+
+def environment_row(environment: Environment) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name in ENVIRONMENT_COLUMNS:
+        value = getattr(environment, name)
+        if name == "power_limit_w":
+            row[name] = None if value is None else number(value, name, above=0.0)
+        else:
+            row[name] = optional_text(value, name)
+    return row
+
+
+def environment_of(row: Row) -> Environment:
+    check_known(row, ENVIRONMENT_COLUMNS)
+    return Environment(**environment_row(Environment(**{name: row.get(name) for name in ENVIRONMENT_COLUMNS})))
+
+
+def winner_row(winner: Winner) -> dict[str, Any]:
+    """The row of a winner. A time of NaN, inf, 0, -1, None or "fast" is refused."""
+    return {
+        **variant_row(winner.variant),
+        "problem": dump(winner.problem, "problem"),
+        "bucket": dump(winner.bucket, "bucket"),
+        "protocol": text(winner.protocol, "protocol"),
+        "artifact": text(winner.artifact, "artifact"),
+        "symbol": text(winner.symbol, "symbol"),
+        "median_us": time_us(winner.median_us, "median_us"),
+        "spread_us": number(winner.spread_us, "spread_us", least=0.0),
+        "samples": count(winner.samples, "samples", least=1),
+        "runner_up": optional_text(winner.runner_up, "runner_up"),
+        "margin": None if winner.margin is None else number(winner.margin, "margin"),
+        "confidence": None if winner.confidence is None else _confidence(winner.confidence),
+        "method": text(winner.method, "method"),
+        "tied": dump([text(item, "tied") for item in winner.tied], "tied"),
+        "source": text(winner.source, "source"),
+    }
+
+
+def _confidence(value: object) -> float:
+    given = number(value, "confidence", least=0.0)
+    if given > 1:
+        raise RowError(f"confidence is {given!r}; it must be at most 1")
+    return given
+
+
+def winner_of(row: Row, environment: Environment) -> Winner:
+    check_known(row, WINNER_COLUMNS)
+    tied = parse(text(row["tied"], "tied"), "tied")
+    if not isinstance(tied, list):
+        raise RowError("tied is not a list")
+    winner = Winner(
+        variant=variant_of(row),
+        problem=values(row["problem"], "problem"),
+        bucket=values(row["bucket"], "bucket"),
+        environment=environment,
+        tied=tuple(tied),
+        **{name: row[name] for name in WINNER_COLUMNS[8:] if name != "tied"},
+    )
+    winner_row(winner)
+    return winner
+
+
+def trial_row(trial: Trial) -> dict[str, Any]:
+    """The row of a trial; samples and compile facts have tables of their own."""
+    outcome = trial.outcome
+    return {
+        **variant_row(trial.variant),
+        "problem": dump(trial.problem, "problem"),
+        "compile_key": text(trial.compile_key, "compile_key"),
+        "stage": Stage(outcome.stage).value,
+        "status": Status(outcome.status).value,
+        "reason": text(outcome.reason, "reason"),
+        "protocol": text(trial.protocol, "protocol"),
+        "seconds": seconds(outcome.seconds),
+        "peak_rss_bytes": optional_count(outcome.peak_rss_bytes, "peak_rss_bytes"),
+        "artifact": optional_text(outcome.artifact, "artifact"),
+    }
+
+
+def facts_row(outcome: Outcome) -> dict[str, Any] | None:
+    """The compile facts of an outcome: footprint columns and ``facts`` as JSON; None where it has none."""
+    footprint = {name: optional_count(getattr(outcome.footprint, name), name) for name in FOOTPRINT_COLUMNS}
+    if not outcome.facts and all(value is None for value in footprint.values()):
+        return None
+    return {**footprint, "facts": dump(outcome.facts, "facts")}
+
+
+def samples_of(samples: Sequence[object]) -> tuple[float, ...]:
+    """Samples in microseconds, each of them a time."""
+    return tuple(time_us(value, f"samples_us[{index}]") for index, value in enumerate(samples))
+
+
+def trial_of(
+    row: Row, environment: Environment, facts: Row | None, samples_us: Sequence[object], sweep: int | None
+) -> Trial:
+    check_known(row, TRIAL_COLUMNS)
+    if facts is not None:
+        check_known(facts, (*FOOTPRINT_COLUMNS, "facts"))
+    footprint = {name: optional_count(facts[name], name) for name in FOOTPRINT_COLUMNS} if facts else {}
+    outcome = Outcome(
+        stage=_member(Stage, row["stage"], "stage"),
+        status=_member(Status, row["status"], "status"),
+        reason=text(row["reason"], "reason"),
+        seconds=values(row["seconds"], "seconds"),
+        peak_rss_bytes=optional_count(row["peak_rss_bytes"], "peak_rss_bytes"),
+        artifact=optional_text(row["artifact"], "artifact"),
+        footprint=Footprint(**footprint),
+        facts=values(facts["facts"], "facts") if facts else Values(),
+        samples_us=samples_of(samples_us),
+    )
+    seconds(outcome.seconds)
+    return Trial(
+        variant=variant_of(row),
+        problem=values(row["problem"], "problem"),
+        compile_key=text(row["compile_key"], "compile_key"),
+        outcome=outcome,
+        environment=environment,
+        protocol=text(row["protocol"], "protocol"),
+        sweep=sweep,
+    )
+
+
+def _member(kind: Any, value: object, field: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise RowError(f"{field} is {value!r}, which this tunekit doesn't know") from None
+
+
+def known_bad_row(bad: KnownBad) -> dict[str, Any]:
+    return {
+        "compile_key": text(bad.compile_key, "compile_key"),
+        **variant_row(bad.variant),
+        "status": Status(bad.status).value,
+        "reason": text(bad.reason, "reason"),
+        "phase": text(bad.phase, "phase"),
+        "seconds": number(bad.seconds, "seconds", least=0.0),
+        "peak_rss_bytes": optional_count(bad.peak_rss_bytes, "peak_rss_bytes"),
+        "signal": None if bad.signal is None else int(number(bad.signal, "signal")),
+    }
+
+
+def known_bad_of(row: Row) -> KnownBad:
+    check_known(row, KNOWN_BAD_COLUMNS)
+    bad = KnownBad(
+        compile_key=text(row["compile_key"], "compile_key"),
+        variant=variant_of(row),
+        status=_member(Status, row["status"], "status"),
+        reason=text(row["reason"], "reason"),
+        phase=text(row["phase"], "phase"),
+        seconds=number(row["seconds"], "seconds", least=0.0),
+        peak_rss_bytes=row["peak_rss_bytes"],
+        signal=row["signal"],
+    )
+    known_bad_row(bad)
+    return bad
