@@ -12,6 +12,7 @@ from tunekit.arch import Arch
 from tunekit.cli import options
 from tunekit.cli.problems import problems, tunables
 from tunekit.cli.space_view import Point, all_points, choose_arch, select
+from tunekit.errors import DatabaseError
 from tunekit.model import Trial, Values
 from tunekit.report import Printer, Table, units
 from tunekit.space import implementations_on
@@ -119,8 +120,7 @@ def _print_story(arch: Arch, problem: Values, point: Point, trials: list[Trial],
         out.line(f"  dropped by {point.dropped_by.name}: {point.dropped_by.why}")
         return
     out.line("  constraints: all hold")
-    out.line(f"  declared footprint on {arch.name}: {units.footprint(point.footprint)}")
-    out.line(f"  {'can not fit: ' + point.misfit if point.misfit else 'fits'}")
+    out.line(f"  declared footprint on {arch.name}: {units.footprint(point.footprint)} ({point.verdict})")
     if not trials:
         out.line("  stored outcomes: none")
         return
@@ -142,9 +142,14 @@ def _print_story(arch: Arch, problem: Values, point: Point, trials: list[Trial],
 
 
 def _trials(database: Path, point: Point) -> list[Trial]:
-    """What is stored of a variant; nothing where there is no database yet."""
-    if not database.is_file():
+    """What is stored of a variant, read without writing; nothing where there is no database yet."""
+    if not database.exists():
         return []
-    from tunekit.store.database import Store
+    from tunekit.store.queries import select_trials
+    from tunekit.store.readonly import UnreadableError, reading
 
-    return Store.open(database, create=False).trials(variant=point.variant.id)
+    try:
+        with reading(database) as connection:
+            return select_trials(connection, database, {"variant": point.variant.id})
+    except UnreadableError as error:
+        raise DatabaseError(f"{database} {error}") from error

@@ -56,7 +56,7 @@ def listing(
                 units.count(point.footprint.smem_bytes),
                 units.count(point.footprint.tmem_columns or None),
                 units.count(point.footprint.threads),
-                point.misfit or "fits",
+                point.verdict,
             )
             for point in points
         ]

@@ -26,10 +26,17 @@ class Point:
     def fits(self) -> bool:
         return self.dropped_by is None and self.misfit is None
 
+    @property
+    def verdict(self) -> str:
+        """Whether the declared footprint fits, in a few words."""
+        if self.misfit is not None:
+            return f"can't fit: {self.misfit}"
+        return "fits" if self.footprint != Footprint() else "not declared: tracing tells"
 
-def choose_arch(spec: KernelSpec, asked: str | None) -> tuple[Arch, str]:
+
+def choose_arch(spec: KernelSpec, asked: str | None, device: int = 0) -> tuple[Arch, str]:
     """The architecture to work for (see `space.choose_arch`), looking at this machine's GPU if none is asked for."""
-    return space.choose_arch(spec, asked, None if asked else environment().arch)
+    return space.choose_arch(spec, asked, None if asked else environment(device).arch)
 
 
 def all_points(spec: KernelSpec, arch: Arch, problem: Values, implementation: str | None = None) -> list[Point]:

@@ -93,7 +93,9 @@ def known_bad(db: Any) -> None:
         {
             **_text("compile_key recorded_at status reason phase"),
             **_VARIANT,
-            "seconds": float, "peak_rss_bytes": int, "signal": int,
+            "seconds": float,
+            "peak_rss_bytes": int,
+            "signal": int,
         },
         pk="compile_key",
         not_null={"recorded_at", *_VARIANT, "status", "reason", "phase", "seconds"},
