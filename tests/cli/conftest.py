@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import tunekit
 from tunekit.cli import main
 
-ROOT = Path(__file__).resolve().parents[2]
-SPECS = ROOT / "tests" / "specs" / "host_scale.py"
+PACKAGE = str(Path(tunekit.__file__).resolve().parents[1])  # the checkout, or the wheel under test
+SPECS = Path(__file__).resolve().parents[2] / "tests" / "specs" / "host_scale.py"
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ def own_cache(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def tunekit(capsys):
+@pytest.fixture(name="tunekit")
+def run_tunekit(capsys):
     """Run the command line in this process: ``tunekit("list", "--json")``."""
 
     def run(*arguments: str) -> Done:
@@ -55,7 +56,7 @@ def shell(tmp_path):
     """Run a command line of a new process, its output captured: ``shell("-m", "tunekit", "list")``."""
 
     def run(*arguments: str, **environ: str) -> Done:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+        env = {**os.environ, "PYTHONPATH": PACKAGE, **environ}
         done = subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
         )

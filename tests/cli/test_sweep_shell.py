@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import tunekit
+
 FAKE = str(Path(__file__).with_name("fake_sweep.py"))
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = str(Path(tunekit.__file__).resolve().parents[1])
 
 
 @pytest.mark.parametrize("environ", [{}, {"CI": "true"}, {"TERM": "dumb"}], ids=["pipe", "CI", "dumb"])
@@ -37,7 +39,7 @@ def test_a_terminal_gets_escapes_unless_it_is_dumb_or_ci(scale, tmp_path):
 
     def on_a_terminal(**environ):
         parent, child = pty.openpty()
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **environ}
+        env = {**os.environ, "PYTHONPATH": PACKAGE, "TERM": "xterm", **environ}
         process = subprocess.Popen(
             [sys.executable, FAKE, "mixed", "sweep", scale, "-p", "rows=8"], stdout=child, stderr=child, env=env
         )
@@ -96,7 +98,7 @@ def test_interrupted_after_five(scale, number, status, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PACKAGE},
     )
     for line in process.stderr:
         if "five done" in line:

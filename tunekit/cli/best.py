@@ -37,14 +37,15 @@ def best(
 
     Exit status 1: no variant can serve it.
     """
-    from tunekit.dispatch.lookup import look_up
-
     loaded = load_spec(spec)
+    todo = problems(loaded, problem_texts, workload)
     chosen, why_arch = choose_arch(loaded, arch, device)
     settings = options.settings(db)
     out = Printer(sys.stdout)
+    from tunekit.dispatch.lookup import look_up
+
     choices = []
-    for problem in problems(loaded, problem_texts, workload):
+    for problem in todo:
         choice = look_up(loaded, problem, arch=chosen.name, device=device, settings=settings)
         choices.append({"problem": problem, "arch": chosen.name, "choice": choice})
         if not as_json:
