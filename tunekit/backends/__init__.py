@@ -7,7 +7,7 @@ when asked for: this module imports nothing heavy.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,15 @@ from tunekit.spec import Build, Implementation
 
 BACKENDS = ("cutedsl", "host")
 SYMBOL_DIGITS = 24
+# Where under a request's out_dir the CuTeDSL backend's PTX appears when ptxas begins.
+DUMP_PREFIX = "dump-"
+PTX_PATTERN = f"{DUMP_PREFIX}*/*.ptx"
 
-Phase = Callable[[str], None]
+
+class Phase(Protocol):
+    """Told the name of each phase as it begins; `since` is when (``time.time()``), if not now."""
+
+    def __call__(self, name: str, since: float | None = None) -> None: ...
 
 
 @dataclass(frozen=True)

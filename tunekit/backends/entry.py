@@ -7,9 +7,10 @@ without a result.
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunekit import identity
@@ -19,9 +20,10 @@ from tunekit.model import Status, to_json
 from tunekit.spec import Build, load_spec
 
 REASON_LIMIT = 4000
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def run(payload: Mapping[str, Any], phase: Phase = lambda name: None) -> dict[str, Any]:
+def run(payload: Mapping[str, Any], phase: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
     """Compile what `payload` (a :class:`CompileRequest`) asks for.
 
     Returns the report as JSON, with ``seconds`` a phase. Never raises for what a
@@ -51,7 +53,7 @@ def _compile(request: CompileRequest, phase: Phase) -> CompileReport:
 
 def describe(error: BaseException, request: CompileRequest, phase: str) -> str:
     """The error's own words, and what it was about: enough even where it says nothing."""
-    words = str(error).strip()
+    words = ANSI.sub("", str(error)).strip()
     kind = type(error).__name__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
@@ -67,20 +69,21 @@ def toolchain() -> str:
 class _PhaseClock:
     """Passes phases on and keeps the seconds spent in each."""
 
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, phase: Callable[[str], None]) -> None:
         self._phase = phase
         self._seconds: dict[str, float] = {}
         self._since = time.perf_counter()
         self.current = ""
 
-    def __call__(self, name: str) -> None:
-        self.stop()
+    def __call__(self, name: str, since: float | None = None) -> None:
+        self.stop(0.0 if since is None else max(0.0, time.time() - since))
         self.current = name
         self._phase(name)
 
-    def stop(self) -> dict[str, float]:
-        now = time.perf_counter()
+    def stop(self, ago: float = 0.0) -> dict[str, float]:
+        """The seconds of each phase, the current one as if it ended `ago` seconds before now."""
+        end = max(self._since, time.perf_counter() - ago)
         if self.current:
-            self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
-        self._since = now
+            self._seconds[self.current] = self._seconds.get(self.current, 0.0) + end - self._since
+        self._since = end
         return self._seconds

@@ -47,8 +47,11 @@ class GpuState:
         return tuple(reason for reason in self.throttle if reason in DISTURBING)
 
     def joined(self, later: GpuState) -> GpuState:
-        """This reading, with every reason to throttle that either saw."""
-        both = tuple(name for name in REASONS.values() if name in self.throttle or name in later.throttle)
+        """This reading, taken during work, with the reasons to throttle that were left just after it.
+
+        Being idle by then is no news.
+        """
+        both = tuple(dict.fromkeys(self.throttle + tuple(name for name in later.throttle if name != "gpu_idle")))
         return GpuState(self.sm_mhz, self.power_w, self.temperature_c, both)
 
     def values(self) -> Values:

@@ -141,7 +141,7 @@ def _break_tie(
     """The tie's winner and the rule that decided it."""
     if len(tied) == 1:
         return tied[0], "fastest"
-    if incumbent in tied:
+    if incumbent is not None and incumbent in tied:
         return incumbent, "tie: the incumbent stays"
     costs = {name: cheaper[name] for name in tied if name in cheaper}
     if costs:
@@ -149,6 +149,6 @@ def _break_tie(
         tied = [name for name, cost in costs.items() if cost == least]
         if len(tied) == 1:
             return tied[0], "tie: the cheapest (registers, shared memory, compile time)"
-    if default in tied:
+    if default is not None and default in tied:
         return default, "tie: the default"
     return min(tied, key=lambda name: (medians[name], name)), "tie: the lowest median"

@@ -19,23 +19,25 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tunekit.errors import DatabaseError
-from tunekit.model import Artifact, Footprint, Values, to_json
+from tunekit.model import Artifact, Footprint, Values
 from tunekit.store import files, rows
 
 log = logging.getLogger("tunekit")
 
 FORMAT = 1
+USE_S = 86400.0
 KEY = re.compile(r"[0-9A-Za-z_-]{1,128}")
 ROLE = re.compile(r"[a-z0-9_]{1,16}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class _NewerError(Exception):
+class NewerError(rows.RowError):
     """A manifest of a later format: a miss, but left where it is."""
 
 
@@ -74,12 +76,12 @@ class ArtifactStore:
 
         A damaged one is moved aside with one warning line, and is none.
         """
-        manifest = self._manifest(key)
+        manifest = self.manifest(key)
         if self.refused() or not os.path.lexists(manifest):
             return None
         try:
             artifact = read_manifest(manifest.read_bytes(), key)
-        except _NewerError as error:
+        except NewerError as error:
             log.warning("%s %s; it will be compiled again", manifest, error)
             return None
         except FileNotFoundError:
@@ -93,6 +95,7 @@ class ArtifactStore:
             if damage:
                 self._set_aside(path, damage, key)
                 return None
+        self._note_use(manifest)
         return artifact
 
     def path(self, artifact: Artifact, role: str = "so") -> Path:
@@ -126,7 +129,7 @@ class ArtifactStore:
         Raises:
             DatabaseError: the store can't be written or is refused, or a name is not one.
         """
-        manifest = self._manifest(key)
+        manifest = self.manifest(key)
         refused = self.refused()
         if refused:
             raise DatabaseError(f"can't keep artifacts: {refused}")
@@ -158,7 +161,7 @@ class ArtifactStore:
         """
         import filelock  # here: 45 ms, and readers don't need it
 
-        self._manifest(key)
+        self.manifest(key)
         try:
             path = self._directory("locks", key[:2]) / f"{key}.lock"
             held = filelock.FileLock(path, timeout=timeout_s)
@@ -185,7 +188,8 @@ class ArtifactStore:
 
     # -- places
 
-    def _manifest(self, key: str) -> Path:
+    def manifest(self, key: str) -> Path:
+        """Where the manifest of a key lies, whether it is there or not."""
         if not KEY.fullmatch(key):
             raise DatabaseError(f"{key!r} is no artifact key (letters, digits, - and _)")
         return self.root / "keys" / key[:2] / f"{key}.json"
@@ -194,6 +198,12 @@ class ArtifactStore:
         if not ROLE.fullmatch(role):
             raise DatabaseError(f"{role!r} is no file role (lower-case letters, digits and _)")
         return self.root / "objects" / content_hash[:2] / f"{content_hash}.{role}"
+
+    def _note_use(self, manifest: Path) -> None:
+        """Keep what is used from being collected: a manifest's date is that of its last use, to the day."""
+        with contextlib.suppress(OSError):
+            if time.time() - manifest.stat().st_mtime > USE_S:
+                os.utime(manifest)
 
     def _directory(self, *parts: str) -> Path:
         directory = self.root.joinpath(*parts)
@@ -230,7 +240,9 @@ class ArtifactStore:
         if path.suffix == ".json":
             try:
                 read_manifest(moved.read_bytes(), key)
-            except (rows.RowError, _NewerError, OSError):
+            except NewerError:
+                return True
+            except (rows.RowError, OSError):
                 return False
             return True
         return damage_of(moved, path.stem) is None
@@ -254,15 +266,8 @@ def manifest_bytes(artifact: Artifact) -> bytes:
         rows.RowError: NaN or infinity in it.
     """
     rows.seconds(artifact.seconds)
-    body = rows.parse(rows.dump(to_json_checked(artifact), "artifact"), "artifact")
+    body = rows.parse(rows.dump(artifact, "artifact"), "artifact")
     return json.dumps({"format": FORMAT, "sha256": _hash_of(body), **body}, indent=1, ensure_ascii=False).encode()
-
-
-def to_json_checked(artifact: Artifact) -> Any:
-    try:
-        return to_json(artifact)
-    except (ValueError, TypeError) as error:
-        raise rows.RowError(str(error)) from None
 
 
 def _hash_of(body: Any) -> str:
@@ -274,7 +279,7 @@ def read_manifest(content: bytes, key: str) -> Artifact:
 
     Raises:
         rows.RowError: it is damaged, or another key's.
-        _NewerError: a later format.
+        NewerError: a later format.
     """
     if not content:
         raise rows.RowError("zero length")
@@ -284,11 +289,12 @@ def read_manifest(content: bytes, key: str) -> Artifact:
         raise rows.RowError(f"manifest: {error}") from None
     if not isinstance(plain, dict):
         raise rows.RowError("manifest is not an object")
+    version = plain.get("format")
+    if isinstance(version, int) and version > FORMAT:
+        raise NewerError(f"has format {version}, this tunekit reads {FORMAT}")
     body = {name: value for name, value in plain.items() if name not in ("format", "sha256")}
     if _hash_of(body) != plain.get("sha256"):
         raise rows.RowError("manifest does not match its hash")
-    if plain.get("format") != FORMAT:
-        raise _NewerError(f"has format {plain.get('format')}, this tunekit reads {FORMAT}")
     if body.get("key") != key:
         raise rows.RowError(f"manifest is that of {body.get('key')!r}")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import sqlite3
@@ -15,8 +14,6 @@ from typing import Any
 from tunekit.model import Environment, KnownBad, Trial, Winner
 from tunekit.store import rows
 from tunekit.store.readonly import Skipped, environments, fetch
-
-log = logging.getLogger("tunekit")
 
 
 @dataclass(frozen=True)
@@ -95,6 +92,10 @@ def trial_rows(
     return sorted(found, key=lambda row: int(row["id"]))
 
 
+def rows_by_id(connection: sqlite3.Connection, table: str, ids: list[int]) -> list[dict[str, Any]]:
+    return list(fetch(connection, f"SELECT * FROM {table} WHERE id IN ({{}})", ids))
+
+
 def select_trials(
     connection: sqlite3.Connection, path: Path, wanted: Mapping[str, Any], keys: Sequence[str] | None = None
 ) -> list[Trial]:
@@ -103,9 +104,15 @@ def select_trials(
 
 
 def trials_of(
-    connection: sqlite3.Connection, path: Path, found: Sequence[Mapping[str, Any]]
+    connection: sqlite3.Connection,
+    path: Path,
+    found: Sequence[Mapping[str, Any]],
+    unreadable: Skipped | None = None,
 ) -> list[tuple[Mapping[str, Any], Trial]]:
-    """Trials with their rows, facts, samples and environments put together."""
+    """Trials with their rows, facts, samples and environments put together.
+
+    Rows that can't be read go to `unreadable`; where that is None, one warning line tells of them.
+    """
     ids = [row["id"] for row in found]
     sql = "SELECT * FROM compile_facts WHERE trial IN ({})"
     facts = {int(fact["trial"]): fact for fact in fetch(connection, sql, ids)}
@@ -114,7 +121,7 @@ def trials_of(
     for sample in fetch(connection, sql, ids):
         samples.setdefault(sample["trial"], []).append(sample["us"])
     places = environments(connection, (row["environment"] for row in found))
-    skipped = Skipped()
+    skipped = unreadable or Skipped()
     trials: list[tuple[Mapping[str, Any], Trial]] = []
 
     def read(row: Mapping[str, Any]) -> Trial:
@@ -125,8 +132,8 @@ def trials_of(
         trial = skipped.attempt(f"trial {row['id']}", read, row)
         if trial is not None:
             trials.append((row, trial))
-    if skipped.count:
-        log.warning("%s", skipped.line(path))
+    if unreadable is None:
+        skipped.warn(path)
     return trials
 
 
@@ -145,19 +152,26 @@ def select_winners(
 
 
 def winners_with_rows(
-    connection: sqlite3.Connection, path: Path, *, spec: str | None = None, arch: str | None = None
+    connection: sqlite3.Connection,
+    path: Path,
+    *,
+    spec: str | None = None,
+    arch: str | None = None,
+    current: int | None = 1,
+    unreadable: Skipped | None = None,
 ) -> list[tuple[Mapping[str, Any], Winner]]:
-    clause, values = _matching({"spec": spec, "arch": arch})
-    found = _rows(connection, f"SELECT * FROM winners WHERE {clause} AND current = 1 ORDER BY id", values)
+    """Winners with their rows; `current` 0 is the history, None is all."""
+    clause, values = _matching({"spec": spec, "arch": arch, "current": current})
+    found = _rows(connection, f"SELECT * FROM winners WHERE {clause} ORDER BY id", values)
     places = environments(connection, (row["environment"] for row in found))
-    skipped = Skipped()
+    skipped = unreadable or Skipped()
     pairs: list[tuple[Mapping[str, Any], Winner]] = []
     for row in found:
         winner = skipped.attempt(f"winner {row['id']}", lambda row: rows.winner_of(row, _place(places, row)), row)
         if winner is not None:
             pairs.append((row, winner))
-    if skipped.count:
-        log.warning("%s", skipped.line(path))
+    if unreadable is None:
+        skipped.warn(path)
     return pairs
 
 
@@ -180,14 +194,15 @@ def known_bad_with_rows(
     compile_key: str | None = None,
     spec: str | None = None,
     arch: str | None = None,
+    unreadable: Skipped | None = None,
 ) -> list[tuple[Mapping[str, Any], KnownBad]]:
     clause, values = _matching({"compile_key": compile_key, "spec": spec, "arch": arch})
-    skipped = Skipped()
+    skipped = unreadable or Skipped()
     pairs: list[tuple[Mapping[str, Any], KnownBad]] = []
     for row in _rows(connection, f"SELECT * FROM known_bad WHERE {clause} ORDER BY recorded_at, compile_key", values):
         bad = skipped.attempt(f"known_bad {row['compile_key']}", rows.known_bad_of, row)
         if bad is not None:
             pairs.append((row, bad))
-    if skipped.count:
-        log.warning("%s", skipped.line(path))
+    if unreadable is None:
+        skipped.warn(path)
     return pairs

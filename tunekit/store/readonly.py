@@ -6,6 +6,7 @@ Standard library only, and quick: dispatch and `tunekit best` come through here.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from tunekit.model import Environment
 from tunekit.store.rows import RowError, environment_of
 
 T = TypeVar("T")
+log = logging.getLogger("tunekit")
 
 SCHEMA = 4  # the schema that this tunekit reads: as many as there are migrations (a test compares)
 APPLICATION_ID = 0x54554E45
@@ -91,20 +93,22 @@ def fetch(connection: sqlite3.Connection, sql: str, keys: list[Any], *more: Any)
 
 
 class Skipped:
-    """Rows that could not be read: counted, the first one's reason kept, told in one line."""
+    """Rows that could not be read, with the reasons; told in one line."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.first = ""
+        self.rows: list[tuple[str, str]] = []
 
     def attempt(self, where: str, read: Callable[..., T], *arguments: Any) -> T | None:
         """What `read(*arguments)` returns; None, and a count, where the row is not what it promises."""
         try:
             return read(*arguments)
         except (RowError, KeyError, IndexError) as error:
-            self.count += 1
-            self.first = self.first or f"{where}: {error}"
+            self.rows.append((where, str(error)))
             return None
 
-    def line(self, path: object) -> str:
-        return f"{path}: skipped {self.count} row{'s' * (self.count != 1)} that this tunekit can't read ({self.first})"
+    def warn(self, path: object) -> None:
+        """One line for all of them, with the first one's reason; none where there are none."""
+        if self.rows:
+            what = f"{len(self.rows)} row{'s' * (len(self.rows) != 1)}"
+            first = ": ".join(self.rows[0])
+            log.warning("%s: skipped %s that this tunekit can't read (%s)", path, what, first)

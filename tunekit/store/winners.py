@@ -39,8 +39,7 @@ def read_winners(database: Path, spec: str, arch: str, *, version: int | None = 
         winner = skipped.attempt(f"winner {row.get('id')}", _winner, row, places)
         if winner is not None and version in (None, winner.variant.version):
             found.append(winner)
-    if skipped.count:
-        log.warning("%s", skipped.line(database))
+    skipped.warn(database)
     return found
 
 

@@ -1,0 +1,214 @@
+"""Records as lines of JSON: what is exported, reviewed, merged and shipped.
+
+One object a line, ``kind`` first, keys in the order of the rows, None left out,
+the environment written out in full. A line without ``uid`` (written by hand)
+is known by its content. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from tunekit.model import Environment, KnownBad, Trial, Winner
+from tunekit.store import rows
+
+FORMAT = 1
+DIGITS = 7  # of shipped times: 1e-7 is a hundredth of any clock's noise, and still short to read
+
+_HEAD = ("kind", "format", "uid", "recorded_at")
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep as it travels: without the row id, which differs from database to database."""
+
+    spec: str
+    version: int
+    arch: str
+    arguments: Mapping[str, Any]
+    state: str
+    started_at: str
+    finished_at: str | None = None
+    host: str | None = None
+    pid: int | None = None
+
+
+Record = Union[SweepRecord, Trial, Winner, KnownBad]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One parsed line. `sweep` is the uid of a trial's sweep."""
+
+    value: Record
+    uid: str
+    recorded_at: str
+    sweep: str | None = None
+
+
+def winner_line(winner: Winner, *, uid: str | None = None, recorded_at: str = "", digits: int | None = None) -> str:
+    """A winner as a line. `digits`: significant digits of its times, all of them if None."""
+    row = _expanded(rows.winner_row(winner))
+    return _line("winner", uid, recorded_at, {**row, "environment": _environment(winner.environment)}, digits)
+
+
+def trial_line(
+    trial: Trial, *, uid: str | None = None, recorded_at: str = "", sweep: str | None = None, digits: int | None = None
+) -> str:
+    row = _expanded(rows.trial_row(trial))
+    facts = rows.facts_row(trial.outcome)
+    if facts is not None:
+        facts = _expanded(facts)
+        row["facts"] = facts.pop("facts")
+        row["footprint"] = _present(facts)
+    row["samples_us"] = list(rows.samples_of(trial.outcome.samples_us))
+    row |= {"environment": _environment(trial.environment), "sweep": sweep}
+    return _line("trial", uid, recorded_at, row, digits)
+
+
+def known_bad_line(bad: KnownBad, *, recorded_at: str = "", digits: int | None = None) -> str:
+    return _line("known_bad", None, recorded_at, _expanded(rows.known_bad_row(bad)), digits)
+
+
+def sweep_line(sweep: SweepRecord, *, uid: str) -> str:
+    row = {name: getattr(sweep, name) for name in SweepRecord.__dataclass_fields__}
+    return _line("sweep", uid, "", row, None)
+
+
+def _line(kind: str, uid: str | None, recorded_at: str, row: Mapping[str, Any], digits: int | None) -> str:
+    body = _present({"kind": kind, "format": FORMAT, "uid": uid, "recorded_at": recorded_at or None, **row})
+    if digits is not None:
+        body = {name: _rounded(name, value, digits) for name, value in body.items()}
+    return rows.text(json.dumps(body, ensure_ascii=False, allow_nan=False), "line")
+
+
+def _present(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its JSON columns as objects."""
+    return {
+        name: rows.parse(value, name) if name in rows.JSON_COLUMNS and isinstance(value, str) else value
+        for name, value in row.items()
+    }
+
+
+def _environment(environment: Environment) -> dict[str, Any]:
+    return _present(rows.environment_row(environment))
+
+
+def _rounded(name: str, value: Any, digits: int) -> Any:
+    """Measured numbers to `digits` significant digits; what identifies a record is left alone."""
+    if name not in ("median_us", "spread_us", "margin", "confidence", "samples_us", "seconds"):
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, list):
+        return [_rounded(name, item, digits) for item in value]
+    if isinstance(value, dict):
+        return {key: _rounded(name, item, digits) for key, item in value.items()}
+    return value
+
+
+def split(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines that aren't blank, with their numbers from 1; only a newline ends a line."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def parse_line(source: bytes) -> Line:
+    """What a line records.
+
+    Raises:
+        rows.RowError: malformed, of an unknown kind or a newer format, or with a field that can't be judged.
+    """
+    try:
+        plain = rows.parse(source.decode(), "line")
+    except UnicodeDecodeError as error:
+        raise rows.RowError(f"not UTF-8: {error}") from None
+    if not isinstance(plain, dict):
+        raise rows.RowError("not an object")
+    if plain.get("format", FORMAT) != FORMAT:
+        raise rows.RowError(f"format {plain['format']!r}, this tunekit reads {FORMAT}")
+    readers: dict[str, Callable[[Mapping[str, Any]], Record]]
+    readers = {"winner": _read_winner, "trial": _read_trial, "known_bad": _read_known_bad, "sweep": _read_sweep}
+    kind = plain.get("kind")
+    if not isinstance(kind, str) or kind not in readers:
+        raise rows.RowError(f"unknown kind {kind!r} (known: {', '.join(readers)})")
+    uid = rows.text(plain.get("uid") or hashlib.sha256(source.strip()).hexdigest()[:32], "uid")
+    recorded_at = rows.text(plain.get("recorded_at", ""), "recorded_at")
+    body = {name: value for name, value in plain.items() if name not in _HEAD}
+    try:
+        sweep = body.get("sweep")
+        return Line(readers[kind](body), uid, recorded_at, rows.optional_text(sweep, "sweep"))
+    except KeyError as error:
+        raise rows.RowError(f"lacks {error}") from None
+
+
+def _row(body: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
+    """A line's body as a row: objects back to JSON text, what was left out back to None."""
+    row: dict[str, Any] = dict.fromkeys(columns)
+    for name, value in body.items():
+        if name == "environment":
+            continue
+        row[name] = rows.dump(value, name) if name in rows.JSON_COLUMNS else value
+    return row
+
+
+def _place(body: Mapping[str, Any]) -> Environment:
+    plain = body["environment"]
+    if not isinstance(plain, dict):
+        raise rows.RowError("environment is not an object")
+    return rows.environment_of(plain)
+
+
+def _read_winner(body: Mapping[str, Any]) -> Winner:
+    return rows.winner_of(_row(body, rows.WINNER_COLUMNS), _place(body))
+
+
+def _read_trial(body: Mapping[str, Any]) -> Trial:
+    rest = {name: value for name, value in body.items() if name not in ("facts", "footprint", "samples_us")}
+    facts = None
+    if "facts" in body or "footprint" in body:
+        footprint = body.get("footprint", {})
+        if not isinstance(footprint, dict):
+            raise rows.RowError("footprint is not an object")
+        facts = {
+            **dict.fromkeys(rows.FOOTPRINT_COLUMNS),
+            **footprint,
+            "facts": rows.dump(body.get("facts", {}), "facts"),
+        }
+    samples = body.get("samples_us", [])
+    if not isinstance(samples, list):
+        raise rows.RowError("samples_us is not a list")
+    return rows.trial_of(_row(rest, rows.TRIAL_COLUMNS), _place(body), facts, samples, None)
+
+
+def _read_known_bad(body: Mapping[str, Any]) -> KnownBad:
+    row = _row({**body, "seconds": 0}, rows.KNOWN_BAD_COLUMNS)
+    return rows.known_bad_of({**row, "seconds": body["seconds"]})
+
+
+def _read_sweep(body: Mapping[str, Any]) -> SweepRecord:
+    known = SweepRecord.__dataclass_fields__
+    rows.check_known(body, tuple(known))
+    arguments = body["arguments"]
+    if not isinstance(arguments, dict):
+        raise rows.RowError("arguments is not an object")
+    texts = {name: rows.text(body[name], name) for name in ("spec", "arch", "state", "started_at")}
+    if texts["state"] not in ("running", "done", "interrupted", "failed"):
+        raise rows.RowError(f"state is {texts['state']!r}, which this tunekit doesn't know")
+    return SweepRecord(
+        **texts,
+        version=rows.count(body["version"], "version"),
+        arguments=arguments,
+        finished_at=rows.optional_text(body.get("finished_at"), "finished_at"),
+        host=rows.optional_text(body.get("host"), "host"),
+        pid=rows.optional_count(body.get("pid"), "pid"),
+    )

@@ -1,0 +1,58 @@
+"""The results that ship with tunekit: reviewable text, a read-only layer under the user's database.
+
+``tuning_db/<spec>.<arch>.jsonl``, one JSON object a line (see `lines`).
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from tunekit.model import Winner
+from tunekit.store.lines import parse_line, split
+from tunekit.store.readonly import Skipped
+
+log = logging.getLogger("tunekit")
+
+
+def shipped_directory() -> Path:
+    """Where the shipped results lie: inside the installed package, or in the checkout beside it."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "tuning_db"
+    return inside if inside.is_dir() else package.parent / "tuning_db"
+
+
+def shipped_file(spec: str, arch: str, directory: Path | None = None) -> Path:
+    """The file of a spec and an architecture, whether it is there or not."""
+    name = f"{spec}.{arch}.jsonl"
+    if not spec.isidentifier() or not arch.isidentifier():
+        name = "none"  # nothing is shipped under a name that isn't one; '..' never reaches the file system
+    return (directory or shipped_directory()) / name
+
+
+def shipped_winners(spec: str, arch: str, *, version: int | None = None, directory: Path | None = None) -> list[Winner]:
+    """The shipped winners, in the file's order, each with source ``shipped``; of one spec `version` or of all.
+
+    Never raises for what it finds: lines that can't be read are left out, with one warning line.
+    """
+    path = shipped_file(spec, arch, directory)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        log.warning("%s can't be read (%s); no shipped winner is used", path, error.strerror)
+        return []
+    skipped = Skipped()
+    found: list[Winner] = []
+    for number, line in split(content):
+        parsed = skipped.attempt(f"line {number}", parse_line, line)
+        value = parsed.value if parsed else None
+        if not isinstance(value, Winner) or (value.variant.spec, value.variant.arch) != (spec, arch):
+            continue
+        if version in (None, value.variant.version):
+            found.append(dataclasses.replace(value, source="shipped"))
+    skipped.warn(path)
+    return found
