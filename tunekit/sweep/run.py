@@ -28,7 +28,7 @@ from tunekit.space import Expansion, declared_footprint, default_variant, expand
 from tunekit.spec import KernelSpec, load_spec
 from tunekit.store import ArtifactStore, Store
 from tunekit.sweep.measuring import Measurer, incumbent_of
-from tunekit.sweep.options import SweepOptions, Target, choose_target, complete_problems
+from tunekit.sweep.options import SweepOptions, Target, choose_target, complete_problems, restrict
 
 # How many variants an adaptive strategy proposes at once; fixed, so that the number of workers changes nothing.
 BATCH = 8
@@ -96,6 +96,7 @@ def candidates_of(
         UserError: no variant is valid, with the constraints to blame.
     """
     expansion = expand(spec, target.arch, problem, options.implementation)
+    expansion = restrict(expansion, options.variants)
     if not expansion.variants:
         raise UserError(f"{spec.name} has no valid variant for {problem} on {target.arch.name}: {expansion.blame()}")
     fitting: list[Variant] = []
