@@ -21,7 +21,7 @@ class SweepOptions:
     arch: str | None
     implementation: str | None
     jobs: int | None
-    budget: int | str | None
+    budget: str | None
     search: str
     seed: int
     resume: bool

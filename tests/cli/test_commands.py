@@ -139,7 +139,7 @@ def test_amounts_of_memory(text, size):
 
 
 def test_budgets():
-    assert (budget("40"), budget("10m"), budget("1.5s")) == (40, "600s", "1.5s")
+    assert (budget("40"), budget("10m"), budget("1.5s")) == ("40", "600s", "1.5s")
 
 
 def test_a_reader_that_stops_early_causes_no_traceback(scale):

@@ -36,13 +36,13 @@ def memory(text: str) -> int:
     return int(mebibytes * 2**20)
 
 
-def budget(text: str) -> int | str:
-    """What a search may spend: ``40`` variants (an int), or a time with its unit (``10m`` as ``"600s"``)."""
+def budget(text: str) -> str:
+    """What a search may spend: ``40`` variants, or a time with its unit: ``10m`` comes back as ``600s``."""
     if not text.strip().isdigit():
         return f"{duration(text):g}s"
     if int(text) < 1:
         raise click.BadParameter("the budget must be at least 1")
-    return int(text)
+    return str(int(text))
 
 
 def _amount(text: str, units: Mapping[str, float]) -> float | None:

@@ -55,7 +55,7 @@ def sweep(
     arch: str | None,
     problem_texts: tuple[str, ...],
     workload: Path | None,
-    budget: int | str | None,
+    budget: str | None,
     search: str,
     seed: int,
     implementation: str | None,

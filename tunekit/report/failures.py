@@ -15,7 +15,7 @@ NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*")
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Variants that failed alike: same stage and status, and the same reason but for its numbers.
+    """Variants that failed alike: stage, status, and reason but for its numbers and the variant's values.
 
     `reason` is the first one's text, whole; `first` the variant it comes from.
     """
@@ -42,12 +42,17 @@ def group_failures(rows: Iterable[Row]) -> tuple[FailureGroup, ...]:
     for row in rows:
         if not row.ok:
             stage = failed_stage(row)
-            groups.setdefault((str(stage), row.status, NUMBER.sub("#", row.reason)), []).append(row)
+            groups.setdefault((str(stage), row.status, _alike(row)), []).append(row)
     made = [
         FailureGroup(members[0].status, failed_stage(members[0]), members[0].reason, members[0].variant, len(members))
         for members in groups.values()
     ]
     return tuple(sorted(made, key=lambda group: -group.count))
+
+
+def _alike(row: Row) -> str:
+    """A reason without what differs from variant to variant: its numbers, and the variant's own values."""
+    return NUMBER.sub("#", row.reason.replace(str(row.variant.tunables), "").replace(row.variant.id, ""))
 
 
 def failed_stage(row: Row) -> Stage | None:
