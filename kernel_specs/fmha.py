@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunekit.model import Cost, Values
-from tunekit.spec import Axis, Constraint, KernelSpec, ScalarArg, TensorArg, Tolerance
+from tunekit.spec import Axis, ScalarArg, TensorArg
 
 if TYPE_CHECKING:
     import torch

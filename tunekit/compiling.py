@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,8 @@ from tunekit.jobs import Event, Pool, Task, TaskResult
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
 from tunekit.space import compile_key
 from tunekit.spec import KernelSpec
-from tunekit.store import ArtifactStore, Store
+from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.database import Store
 
 REMEMBERED = frozenset({Status.COMPILE_TIMEOUT, Status.COMPILE_CRASHED, Status.COMPILE_OUT_OF_MEMORY})
 
@@ -88,8 +87,7 @@ class Compiler:
         mine: dict[str, Unit] = {}
         theirs: list[Unit] = []
         with contextlib.ExitStack() as everything:
-            scratch = Path(tempfile.mkdtemp(prefix="tunekit-"))
-            everything.callback(shutil.rmtree, scratch, ignore_errors=True)
+            scratch = everything.enter_context(self.artifacts.scratch())
             locks: dict[str, contextlib.ExitStack] = {}
             for unit in {unit.key: unit for unit in wanted}.values():
                 known = self._known(unit)
@@ -97,7 +95,7 @@ class Compiler:
                     yield unit, known
                     continue
                 lock = everything.enter_context(contextlib.ExitStack())
-                if not lock.enter_context(self.artifacts.lock(unit.key, blocking=False)):
+                if not lock.enter_context(self.artifacts.lock(unit.key, timeout_s=0)):
                     theirs.append(unit)
                     continue
                 # Between the look-up and the lock another process may have finished.
@@ -133,7 +131,6 @@ class Compiler:
         for result in self.pool.run(tasks, on_event):
             unit = mine[result.id]
             outcome = self._keep(unit, result)
-            shutil.rmtree(scratch / unit.key[:24], ignore_errors=True)
             if unit.key in locks:
                 locks[unit.key].close()
             yield unit, outcome
@@ -164,9 +161,7 @@ class Compiler:
             )
             outcome = dataclasses.replace(outcome, artifact=str(artifact.files["so"]))
         if self.store is not None:
-            self.store.record(
-                Trial(unit.variant, unit.static, unit.key, outcome, self.environment, sweep=self.sweep)
-            )
+            self.store.record(Trial(unit.variant, unit.static, unit.key, outcome, self.environment, sweep=self.sweep))
             if outcome.status in REMEMBERED:
                 self.store.remember_bad(
                     KnownBad(

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tunekit.jobs import Limits, Pool, Task
 
 from tunekit.arch import parse_arch
 from tunekit.backends.load import load_artifact
 from tunekit.compiling import Unit, units
 from tunekit.environment import environment
-from tunekit.jobs import Limits, Pool, Task
 from tunekit.model import Values, Variant
 from tunekit.space import expand, misfit
 from tunekit.spec import load_spec
@@ -60,7 +60,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Any, Call
     wanted: dict[Any, Unit] = {}
     for head_dim, normalize, smem_p, heads in CASES:
         variant = chosen(head_dim, normalize, smem_p, heads)
-        wanted[head_dim, normalize, smem_p, heads] = units(SPEC, "fmha", problem(head_dim, normalize, heads), [variant])[0]
+        wanted[head_dim, normalize, smem_p, heads] = units(
+            SPEC, "fmha", problem(head_dim, normalize, heads), [variant]
+        )[0]
     tasks = []
     for unit in wanted.values():
         (root / unit.key).mkdir()
@@ -109,7 +111,9 @@ def test_every_shape_of_the_grid_matches_the_oracle(
         assert cosine >= COSINE and norm <= RELATIVE_NORM, f"t={t} s_k={s_k}: cosine {cosine:.8f}, norm {norm:.2e}"
         if not normalize:
             lse, row_max = (x.double() for x in outputs[1:])
-            worst_lse = max(worst_lse, float(((lse - expected["lse"]).abs() / expected["lse"].abs().clamp_min(1)).max()))
+            worst_lse = max(
+                worst_lse, float(((lse - expected["lse"]).abs() / expected["lse"].abs().clamp_min(1)).max())
+            )
             assert worst_lse <= 1e-4, f"t={t} s_k={s_k}: LSE off by {worst_lse:.2e}"
             assert torch.allclose(row_max, expected["row_max"], rtol=1e-5, atol=1e-4)
             rebuilt = o.double() / torch.exp(lse - row_max * scale).permute(0, 2, 1).unsqueeze(-1)

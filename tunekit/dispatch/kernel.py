@@ -24,7 +24,7 @@ from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.errors import NoKernelError, TunekitError, UserError
 from tunekit.model import Artifact, Choice, Level, Values
 from tunekit.settings import load_settings
-from tunekit.spec import KernelSpec, ScalarArg, TensorArg, load_spec
+from tunekit.spec import KernelSpec, ScalarArg, TensorArg, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 
 logger = logging.getLogger("tunekit")
@@ -62,19 +62,11 @@ def load(
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
-    reference = _absolute(str(name))
+    reference = absolute_reference(str(name))
     spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
     return Kernel(spec, settings.database, library, compiler, strict, devices or TorchDevices())
-
-
-def _absolute(reference: str) -> str:
-    """A reference by path made good for another process's working directory."""
-    path, colon, name = reference.partition(".py:")
-    if colon:
-        return f"{Path(path + '.py').absolute()}:{name}"
-    return str(Path(reference).absolute()) if reference.endswith(".py") else reference
 
 
 class Kernel:

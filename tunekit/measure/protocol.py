@@ -40,3 +40,8 @@ def clocks_word(policy: str | None) -> str:
         return "default_clocks"
     number = re.search(r"\d+", policy)
     return f"clocks_{number.group()}_mhz" if number else "locked_clocks"
+
+
+def is_current(text: str, stage: Stage) -> bool:
+    """Whether a protocol is this version's for `stage`, whatever its method and clocks."""
+    return text.partition(" ")[0] == f"{stage}/{VERSION}"

@@ -66,6 +66,14 @@ def load_spec(reference: str) -> KernelSpec:
     )
 
 
+def absolute_reference(reference: str) -> str:
+    """A reference to a spec that loads from any working directory."""
+    path, colon, name = reference.partition(".py:")
+    if colon:
+        return f"{Path(path + '.py').absolute()}:{name}"
+    return str(Path(reference).absolute()) if reference.endswith(".py") else reference
+
+
 def _one_of(path: Path, wanted: str) -> KernelSpec:
     if not path.is_file():
         raise UserError(f"no spec file {path}")

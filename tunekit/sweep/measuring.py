@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tunekit.compiling import Unit
-from tunekit.measure import FINAL_PROTOCOL, Decision, MeasuringWorker, RunJob, choose
-from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant, Winner
+from tunekit.measure import Decision, MeasuringWorker, RunJob, choose
+from tunekit.measure.protocol import is_current
+from tunekit.model import Outcome, Stage, Trial, Values, Variant, Winner
 from tunekit.spec import KernelSpec
-from tunekit.store import ArtifactStore, Store
+from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.database import Store
+from tunekit.store.standing import classify
 from tunekit.sweep.options import Target
 
 FINALISTS = 4
@@ -17,13 +20,18 @@ FINALISTS = 4
 FINAL_MARGIN = 1.15
 
 
-@dataclass
-class Measurer:
-    """Verifies and times one spec's variants on one device, and keeps every outcome.
+@dataclass(frozen=True)
+class Timed:
+    """A variant that is right and was timed: its compile, and both outcomes."""
 
-    `earlier` maps (compile key, stage) to an outcome that an interrupted or former
-    sweep recorded for this problem, environment and protocol.
-    """
+    unit: Unit
+    compiled: Outcome
+    measured: Outcome
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Verifies and times one spec's variants for one problem on one device, and keeps every outcome."""
 
     spec: KernelSpec
     problem: Values
@@ -32,79 +40,87 @@ class Measurer:
     artifacts: ArtifactStore
     store: Store
     sweep: int
-    earlier: Mapping[tuple[str, Stage], Outcome] = field(default_factory=dict)
+    resume: bool
+    retry_failed: bool
 
-    def job(self, unit: Unit, compiled: Outcome) -> RunJob:
+    def earlier(self, units: Sequence[Unit]) -> dict[str, Outcome]:
+        """What former sweeps found out here about these units, by compile key: times, and wrong results."""
+        if not self.resume:
+            return {}
+        keys, here = [unit.key for unit in units], self.target.environment
+        wrong = self.store.done(Stage.VERIFY, keys, problem=self.problem, environment=here)
+        timed = self.store.done(Stage.MEASURE, keys, problem=self.problem, environment=here)
+        known = {key: t.outcome for key, t in wrong.items() if not t.outcome.ok and not self.retry_failed}
+        known |= {key: t.outcome for key, t in timed.items() if t.outcome.ok and is_current(t.protocol, "search")}
+        return known
+
+    def check(self, unit: Unit) -> Outcome:
+        """Verify a variant and, if it is right, time it; the last outcome."""
+        job = self._job(unit)
+        verified = self._kept(unit, self.worker.verify(job))
+        return self._kept(unit, self.worker.time(job)) if verified.ok else verified
+
+    def final(
+        self, timed: Mapping[str, Timed], incumbent: str | None, default: str | None, note: Callable[[str], None]
+    ) -> tuple[Winner | None, str]:
+        """Race the fastest variants, the incumbent and the default (`timed` by variant id), and record who won.
+
+        Returns the winner, or None and why there is none.
+        """
+        racing = finalists({id: t.measured.samples_us for id, t in timed.items()}, [incumbent, default])
+        if not racing:
+            return None, "no variant was both right and measured"
+        note(f"final: {len(racing)} variants take turns")
+        outcomes = self.worker.final([self._job(timed[id].unit) for id in racing])
+        for id, outcome in outcomes.items():
+            self._kept(timed[id].unit, outcome)
+        decision = choose(
+            {id: outcome.samples_us for id, outcome in outcomes.items() if outcome.ok},
+            incumbent=incumbent,
+            default=default,
+            cheaper={id: cheapness(timed[id].compiled) for id in racing},
+        )
+        if decision.winner is None:
+            reasons = {id: outcome.reason for id, outcome in outcomes.items()} | dict(decision.excluded)
+            words = "; ".join(f"{timed[id].unit.variant}: {reason}" for id, reason in reasons.items())
+            return None, f"no finalist could be measured: {words}"
+        winner = self._winner(decision, decision.winner, timed, outcomes)
+        self.store.put_winner(winner)
+        return winner, ""
+
+    def _job(self, unit: Unit) -> RunJob:
         artifact = self.artifacts.get(unit.key)
         if artifact is None:
             raise LookupError(f"{unit.variant} was compiled, but its artifact is gone from {self.artifacts.root}")
         so = str(self.artifacts.path(artifact))
         return RunJob(unit.reference, self.problem, unit.variant, so, artifact.symbol)
 
-    def check(self, unit: Unit, compiled: Outcome) -> Outcome:
-        """Verify a variant and, if it is right, time it; the last outcome."""
-        known = self.earlier.get((unit.key, Stage.MEASURE)) or self.earlier.get((unit.key, Stage.VERIFY))
-        if known is not None and (known.stage is Stage.MEASURE or not known.ok):
-            return known
-        job = self.job(unit, compiled)
-        verified = self._kept(unit, self.worker.verify(job))
-        return self._kept(unit, self.worker.time(job)) if verified.ok else verified
-
-    def _kept(self, unit: Unit, outcome: Outcome, protocol: str | None = None) -> Outcome:
-        trial = Trial(
-            unit.variant,
-            self.problem,
-            unit.key,
-            outcome,
-            self.target.environment,
-            protocol=protocol or self.worker.protocol(outcome.stage),
-            sweep=self.sweep,
+    def _kept(self, unit: Unit, outcome: Outcome) -> Outcome:
+        self.store.record(
+            Trial(
+                unit.variant,
+                self.problem,
+                unit.key,
+                outcome,
+                self.target.environment,
+                protocol=outcome.protocol,
+                sweep=self.sweep,
+            )
         )
-        self.store.record(trial)
         return outcome
 
-    def final(
-        self,
-        timed: Mapping[str, tuple[Unit, Outcome, Outcome]],
-        incumbent: str | None,
-        default: str | None,
-        note: Callable[[str], None],
-    ) -> tuple[Winner | None, str]:
-        """Race the fastest variants, with the incumbent and the default, and record the winner.
-
-        `timed` maps variant ids to (unit, compiled, measured). Returns the winner, or
-        None and why there is none.
-        """
-        finalists = finalists_of({id: m.samples_us for id, (_, _, m) in timed.items()}, [incumbent, default])
-        if not finalists:
-            return None, "no variant was both right and measured"
-        jobs = [self.job(timed[id][0], timed[id][1]) for id in finalists]
-        note(f"final: {len(jobs)} variants")
-        outcomes = self.worker.final(jobs)
-        for id, outcome in outcomes.items():
-            self._kept(timed[id][0], outcome, FINAL_PROTOCOL)
-        raced = {id: outcome.samples_us for id, outcome in outcomes.items() if outcome.ok and outcome.samples_us}
-        if not raced:
-            reasons = "; ".join(f"{timed[id][0].variant}: {o.reason}" for id, o in outcomes.items())
-            return None, f"no finalist could be measured: {reasons}"
-        cheaper = {id: cheapness(timed[id][1]) for id in raced}
-        decision = choose(raced, incumbent=incumbent, default=default, cheaper=cheaper)
-        winner = self._winner(decision, timed)
-        self.store.put_winner(winner)
-        return winner, ""
-
-    def _winner(self, decision: Decision, timed: Mapping[str, tuple[Unit, Outcome, Outcome]]) -> Winner:
-        unit, compiled, _ = timed[decision.winner]
-        artifact = self.artifacts.get(unit.key)
-        standing = decision.standings[decision.winner]
+    def _winner(
+        self, decision: Decision, id: str, timed: Mapping[str, Timed], outcomes: Mapping[str, Outcome]
+    ) -> Winner:
+        unit, standing = timed[id].unit, decision.standings[id]
         return Winner(
             variant=unit.variant,
             problem=self.problem,
             bucket=self.spec.bucket(self.problem),
             environment=self.target.environment,
-            protocol=self.worker.protocol(Stage.MEASURE, final=True),
+            protocol=outcomes[id].protocol,
             artifact=unit.key,
-            symbol=artifact.symbol if artifact else unit.symbol,
+            symbol=unit.symbol,
             median_us=standing.median_us,
             spread_us=standing.spread_us,
             samples=standing.samples,
@@ -115,14 +131,19 @@ class Measurer:
         )
 
 
-def finalists_of(samples: Mapping[str, Sequence[float]], always: Iterable[str | None]) -> list[str]:
+def finalists(samples: Mapping[str, Sequence[float]], always: Iterable[str | None]) -> list[str]:
     """The variants that race: the fastest few in the search, and those that always do."""
-    medians = {id: sorted(times)[len(times) // 2] for id, times in samples.items() if times}
+    medians = {id: middle(times) for id, times in samples.items() if times}
     if not medians:
         return []
     ranked = sorted(medians, key=lambda id: medians[id])
     close = [id for id in ranked[:FINALISTS] if medians[id] <= FINAL_MARGIN * medians[ranked[0]]]
     return close + [id for id in dict.fromkeys(always) if id is not None and id in medians and id not in close]
+
+
+def middle(times: Sequence[float]) -> float:
+    """The median of a non-empty series; the upper one of two."""
+    return sorted(times)[len(times) // 2]
 
 
 def cheapness(compiled: Outcome) -> tuple[float, ...]:
@@ -133,21 +154,18 @@ def cheapness(compiled: Outcome) -> tuple[float, ...]:
 
 
 def incumbent_of(
-    store: Store, spec: KernelSpec, problem: Values, target: Target, protocol: str
+    store: Store, spec: KernelSpec, problem: Values, target: Target, shipped: Iterable[Winner]
 ) -> tuple[Winner | None, list[Variant]]:
-    """The winner measured here for the problem's bucket, and the seeds: winners of other environments."""
+    """The winner measured here for the problem's bucket, and the seeds: what won elsewhere or under other rules."""
     incumbent: Winner | None = None
     seeds: list[Variant] = []
     bucket = spec.bucket(problem)
-    for winner in store.winners(spec.name, target.arch.name):
+    for winner in (*store.winners(spec.name, target.arch.name), *shipped):
         if winner.bucket != bucket or winner.variant.version != spec.version:
             continue
-        if store.standing(winner, target.environment, protocol).here:
+        current = is_current(winner.protocol, "final")
+        if current and classify(winner, target.environment, winner.protocol, version=spec.version).here:
             incumbent = winner
         else:
             seeds.append(winner.variant)
     return incumbent, seeds
-
-
-def failed(status: Status) -> bool:
-    return status is not Status.OK

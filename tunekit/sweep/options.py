@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.environment import environment
@@ -44,7 +45,7 @@ class Target:
 
     arch: Arch
     environment: Environment
-    device: int | str | None
+    device: int | Literal["host"] | None
     why: str = ""
 
 
