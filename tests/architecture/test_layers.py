@@ -19,6 +19,7 @@ LAYERS = (
     ("spec",),
     ("space", "probe", "backends"),
     ("jobs", "measure", "search", "store", "simulate"),
+    ("compiling",),
     ("sweep", "dispatch", "check", "report"),
     ("cli",),
 )

@@ -14,16 +14,17 @@ from tunekit.report.printer import Printer, Table
 MAX_REASON_LINES = 12
 
 
-def print_sweep(report: SweepReport, spec_reference: str, out: Printer) -> None:
-    """Everything that a sweep found, problem by problem."""
+def print_sweep(report: SweepReport, spec_reference: str, out: Printer, *, winners: bool = True) -> None:
+    """Everything that a sweep found, problem by problem; `winners` also says who won, or why nobody did."""
     for problem in report.problems:
         out.heading(f"{report.spec} on {report.arch}: {problem.problem}")
         out.line(f"  {problem.expansion}")
         _print_rows(problem, out)
         _print_failures(problem, spec_reference, out)
-        out.line(f"  {verdict(problem)}")
+        if winners:
+            out.line(f"  {verdict(problem)}")
         out.line()
-    for note in report.notes:
+    for note in report.notes if winners else ():
         out.line(f"note: {note}")
     if report.state == "interrupted":
         out.line("interrupted: the results so far are kept, and the same command goes on from there")
