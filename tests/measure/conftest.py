@@ -35,7 +35,9 @@ class Compiler:
         out = self._root / symbol
         so = out / "kernel.so"
         if not so.exists():
-            request = CompileRequest(reference, variant.implementation, "host", static, variant.tunables, symbol, str(out))
+            request = CompileRequest(
+                reference, variant.implementation, "host", static, variant.tunables, symbol, str(out)
+            )
             report = entry.run(request.to_payload())
             assert report["status"] == "ok", report["reason"]
         return RunJob(reference, complete, variant, str(so), symbol)

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from tunekit.model import Footprint
 from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable
 
@@ -137,6 +139,7 @@ def build_fixture(b):
     from . import cute_small_kernels as kernels
 
     how = b.tunables.fixture
+    sys.setrecursionlimit(1_000_000)  # the nested branches are traced by recursion
     args = kernels.fake_args(with_scale=False)
     if how == "whole_tile":
         kernel = kernels.WholeTileInOneThread(128, 128)

@@ -61,7 +61,7 @@ class Scale:
         if const_expr(self.tmem > 0):
             cute.arch.barrier()
             if warp == 0:
-                cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(Float32, 16, slot), self.tmem)
+                cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(Float32, 16, slot), min(self.tmem, 512))
 
     @cute.jit
     def __call__(self, x: cute.Tensor, y: cute.Tensor, scale: Float32, stream):

@@ -14,7 +14,11 @@ AXES = (Axis("rows", edges=(1, 33)), Axis("cols", values=(64, 1000), static=True
 TOLERANCE = Tolerance(cosine=0.999999, relative_norm=1e-6)
 
 KERNEL = """
-#include <string.h>
+#define _GNU_SOURCE
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
 #include "tunekit_host.h"
 TUNEKIT_KERNEL(args, count) {{
     (void)count;
@@ -37,10 +41,14 @@ GUARD_FAULTS = {
     "past_tail": "if (rows % 2) for (int64_t i = 0; i < cols; ++i) y[rows * cols + i] = 0.0f;",
     "input": "((float *)x)[rows * cols - 1] += 1.0f;",
     "read_past_end": "y[rows * cols - 1] = 2.0f * x[rows * cols - 1] + 0.0f * x[rows * cols];",
-    "unwritten_row": "if (rows > 2) memset(&y[2 * cols], 0, 0);",
-    "third_launch": "static int launches; if (++launches > 6) y[0] += 1.0f;",
-    "slow_crash": "static int launches; if (++launches > 3) *(volatile int *)0 = 1;",
-    "spin_in_timing": "static int launches; if (++launches > 9) for (volatile int forever = 1; forever;) {}",
+    "last_bit": "static int launches; if (++launches % 2) y[7] = nextafterf(y[7], INFINITY);",
+    "seventh_launch": "static int launches; if (++launches > 6) y[0] += 1.0f;",
+    "spin_later": "static int launches; if (++launches > 50) for (volatile int forever = 1; forever;) {}",
+    "crash_later": "static int launches; if (++launches > 50) raise(SIGSEGV);",
+    "error_later": 'static int launches; if (++launches > 50) return fail("ran out of luck");',
+    "alarm": "ualarm(300000, 0);",
+    "slow": "usleep(2000);",
+    "prints": 'puts("{\\"reply\\": 1}"); fflush(stdout);',
 }
 
 host_guard = KernelSpec(
@@ -156,6 +164,8 @@ bad_oracles = (
     with_mistake("host_reference_raises", failing_reference),
     with_mistake("host_reference_shape", lambda problem, inputs: {"y": inputs["x"][:1]}),
     with_mistake("host_reference_nothing", lambda problem, inputs: {}),
-    with_mistake("host_inputs_shape", host_guard.reference, lambda p, generator, device: {"x": __import__("torch").ones(3)}),
+    with_mistake(
+        "host_inputs_shape", host_guard.reference, lambda p, generator, device: {"x": __import__("torch").ones(3)}
+    ),
     with_mistake("host_inputs_name", host_guard.reference, lambda p, generator, device: {"z": None}),
 )

@@ -145,8 +145,12 @@ class Kernel:
         return self._devices.facts(index)
 
     def stats(self) -> dict[str, int]:
-        """Counters: ``problems`` resolved and how many at each level; artifacts ``loaded``, ``compiled``, failed to
-        load or compile (``recovered``); ``would_compile``: wanted but missing, where compiling isn't allowed."""
+        """Counters: ``problems`` resolved and how many at each level (each once, not each call), or in ``error``.
+
+        Artifacts ``loaded`` and ``compiled``; ``recovered``: recorded winners that could
+        not serve, so that the next choice did; ``would_compile``: artifacts that were
+        wanted and missing where compiling isn't allowed.
+        """
         names = ("problems", *(level.value for level in Level), "error", "loaded", "compiled", "recovered")
         return {name: self._counts[name] for name in (*names, "would_compile")}
 
@@ -175,6 +179,8 @@ class Kernel:
         done = walk(table, call.problem, lambda candidate: self._acquire(candidate, call.problem))
         if done.candidate is None or done.thing is None:
             self._counts["error"] += 1
+            del self._tables[call.device]  # the next call looks again: somebody may have tuned or compiled meanwhile
+            self._library.look_again()
             raise NoKernelError(no_kernel(self.spec, facts.arch, call.problem, done.missed))
         candidate, (artifact, function) = done.candidate, done.thing
         self._counts[candidate.level.value] += 1
@@ -208,10 +214,10 @@ class Kernel:
             except TunekitError as error:
                 lacks = str(error)
                 self._library.rule_out(artifact.key, lacks)
-                self._recovered(candidate, lacks)
             else:
                 self._counts["loaded"] += not loaded
                 return (artifact, function), ""
+        self._lacking(candidate, lacks)
         if self._strict:
             self._counts["error"] += 1
             raise NoKernelError(
@@ -225,22 +231,21 @@ class Kernel:
         if self._compiler is None:
             self._counts["would_compile"] += 1
             return None, lacks
-        if self._library.is_ruled_out(key):
+        if self._library.has_failed(key):
             return None, lacks
         artifact, why = self._compiler.compile(key, candidate.variant, problem)
         if artifact is None:
             self._library.rule_out(key, why)
-            self._recovered(candidate, why)
             return None, why
         self._counts["compiled"] += 1
         return artifact, ""
 
-    def _recovered(self, candidate: Candidate, why: str) -> None:
-        self._counts["recovered"] += 1
-        self._warn_once(
-            f"recovered {candidate.variant.id}",
-            f"{self.spec.name}: {candidate.variant} ({candidate.level}) can't serve: {why}; the next choice is tried",
-        )
+    def _lacking(self, candidate: Candidate, why: str) -> None:
+        """Count and say, once a variant, that a recorded choice can't serve."""
+        what = f"lacking {candidate.variant.id}"
+        if candidate.winner is not None and what not in self._warned:
+            self._counts["recovered"] += 1
+            self._warn_once(what, f"{self.spec.name}: {candidate.variant} ({candidate.level}) can't serve: {why}")
 
     def _table(self, device: int) -> tuple[DeviceFacts, Table]:
         found = self._tables.get(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from tunekit import space
@@ -18,9 +18,7 @@ from tunekit.errors import SpecError, UserError
 from tunekit.model import Environment, Level, Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.spec.axes import contains
-
-IDENTITY = ("gpu", "driver", "power_limit_w", "mig", "cuda", "cutlass_dsl")
-"""The fields of an environment in which a measurement is valid (clocks and data are in the protocol)."""
+from tunekit.store.standing import differences, missing_identity
 
 
 @dataclass(frozen=True)
@@ -81,10 +79,8 @@ def make_table(
             if problem is None:
                 unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
             else:
-                strange = differences(winner.environment, here)
-                if protocol is not None and winner.protocol != protocol:
-                    strange.append(f"protocol {winner.protocol or 'unknown'}, not {protocol}")
-                known.append(Known(winner, problem, spec.bucket(problem), ", ".join(strange)))
+                strange = _strange(winner, here, protocol)
+                known.append(Known(winner, problem, spec.bucket(problem), strange))
         return tuple(known)
 
     return Table(spec, arch, sort_out(measured), sort_out(shipped), tuple(dict.fromkeys(unusable)))
@@ -144,18 +140,6 @@ def walk(table: Table, problem: Values, acquire: Callable[[Candidate], tuple[T |
     return Walk(first, None, tuple(missed))
 
 
-def differences(there: Environment, here: Environment) -> list[str]:
-    """How two environments differ where it matters, in words.
-
-    A process without a compiler (no CuTeDSL installed) can't differ in the compiler.
-    """
-    return [
-        f"{name} {old or 'unknown'}, not {new or 'none'}"
-        for name in IDENTITY
-        if (old := getattr(there, name)) != (new := getattr(here, name)) and not (name == "cutlass_dsl" and new is None)
-    ]
-
-
 def usable(spec: KernelSpec, arch: str, winner: Winner) -> tuple[Values | None, str]:
     """A winner's problem in the spec's present terms; or None and why the winner is of no use."""
     variant = winner.variant
@@ -163,8 +147,9 @@ def usable(spec: KernelSpec, arch: str, winner: Winner) -> tuple[Values | None, 
         return None, f"it is for {variant.spec} on {variant.arch}"
     if variant.version != spec.version:
         return None, f"it is for version {variant.version} of {spec.name}, now {spec.version}"
-    if parse_arch(arch).is_gpu and not (winner.environment.gpu and winner.environment.driver):
-        return None, "its GPU or driver is not recorded"
+    lacking = missing_identity(winner.environment, arch)
+    if lacking:
+        return None, lacking
     try:
         implementation = spec.implementation(variant.implementation)
         allowed = {tunable.name: tunable.values for tunable in implementation.tunables}
@@ -175,6 +160,17 @@ def usable(spec: KernelSpec, arch: str, winner: Winner) -> tuple[Values | None, 
         return spec.problem(winner.problem), ""
     except SpecError as error:
         return None, str(error)
+
+
+def _strange(winner: Winner, here: Environment, protocol: str | None) -> str:
+    """How a winner's environment and protocol differ from the present ones, in words; empty if they don't."""
+    there = winner.environment
+    if here.cutlass_dsl is None:  # no compiler here, so none that could differ
+        here = replace(here, cutlass_dsl=there.cutlass_dsl)
+    strange = differences(there, here)
+    if protocol is not None and winner.protocol != protocol:
+        strange.append(f"protocol {winner.protocol or 'unknown'}, here {protocol}")
+    return "; ".join(strange)
 
 
 def distance(spec: KernelSpec, measured: Values, asked: Values) -> float:
@@ -207,9 +203,8 @@ def explain_no_kernel(spec: KernelSpec, arch: str, problem: Values) -> str:
         ]
         if all(misfits):
             return f"{expansion.blame()}; the rest don't fit: {misfits[0]}"
-        return (
-            f"{sum(misfit is None for misfit in misfits)} of {expansion.total} variants could serve, none is compiled"
-        )
+        fitting = sum(misfit is None for misfit in misfits)
+        return f"{fitting} of {expansion.total} variants could serve, but none that may be picked is compiled"
     reasons = {c.name: c.why for i in spec.implementations for c in i.constraints}
     why = "; ".join(f"{name}: {reasons[name]}" for name in expansion.removed)
     return f"{expansion.blame()} ({why})" if why else expansion.blame()

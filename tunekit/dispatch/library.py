@@ -33,7 +33,9 @@ class Library:
         self.spec = spec
         self.store = store
         self._sources: dict[str, str] = {}
+        self._found: dict[str, Artifact] = {}
         self._ruled_out: dict[str, str] = {}
+        """Keys not to look for again, and why: they failed, or (empty) the store did not have them."""
 
     def present_key(self, candidate: Candidate, problem: Values) -> str:
         """The key of what the present sources and toolchain make of a candidate."""
@@ -52,11 +54,13 @@ class Library:
                 why = "the kernel's sources changed since it was measured, and it is not compiled anew"
         for key in keys:
             if key in self._ruled_out:
-                why = self._ruled_out[key]
+                why = self._ruled_out[key] or why
                 continue
-            artifact = self.store.get(key)
+            artifact = self._found.get(key) or self.store.get(key)
             if artifact is not None:
+                self._found[key] = artifact
                 return artifact, ""
+            self._ruled_out[key] = ""
         return None, why
 
     def load(self, artifact: Artifact) -> Function:
@@ -77,12 +81,18 @@ class Library:
     def is_loaded(self, artifact: Artifact) -> bool:
         return artifact.key in _loaded
 
-    def is_ruled_out(self, key: str) -> bool:
-        return key in self._ruled_out
+    def has_failed(self, key: str) -> bool:
+        """Whether this key was ruled out because it failed."""
+        return bool(self._ruled_out.get(key))
 
     def rule_out(self, key: str, why: str) -> None:
         """Never look for this key again: it failed, for the reason given."""
+        self._found.pop(key, None)
         self._ruled_out[key] = why
+
+    def look_again(self) -> None:
+        """Forget which keys the store did not have; what failed stays ruled out."""
+        self._ruled_out = {key: why for key, why in self._ruled_out.items() if why}
 
     def _same_sources(self, winner: Winner, problem: Values) -> bool:
         """Whether a winner's artifact was made from the present sources, by the compiler that it names."""

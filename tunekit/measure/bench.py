@@ -271,7 +271,7 @@ class Racer:
         self._report("check", self.id, "the results of the last window")
         wanted = oracle.outputs(self.loaded.job.spec, spec, Case(problem, 0), arguments.drawn)
         for copy in self._copies[: self.count]:
-            wrong = wrong_outputs(spec, problem, copy, wanted, 1) or copy.damage()
+            wrong = copy.damage() or wrong_outputs(spec, problem, copy, wanted, 1)
             if wrong:
                 return wrong
         return None

@@ -15,8 +15,12 @@ class Device:
     def __init__(self, index: int | None) -> None:
         self.index = index
         self.torch = torch.device("cpu" if index is None else f"cuda:{index}")
-        if index is not None:
+        if index is None:
+            torch.set_num_threads(1)  # OpenMP's threads spin for a while after each use: beside a timed kernel
+        elif index < torch.cuda.device_count():
             torch.cuda.set_device(index)
+        else:
+            raise RuntimeError(f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices")
         self._probe = torch.arange(PROBE_COUNT, device=self.torch)
         self.synchronize()
 
@@ -60,9 +64,9 @@ class Device:
         return None if self.index is None else int(torch.cuda.mem_get_info(self.index)[0])
 
     def release(self) -> None:
-        """Give back the memory of all tensors that nothing refers to."""
-        gc.collect()
+        """Give back the device memory of all tensors that nothing refers to."""
         if self.index is not None:
+            gc.collect()
             torch.cuda.empty_cache()
 
     def memory_words(self) -> str:

@@ -162,7 +162,7 @@ class Verifier:
             function(*arguments.call)
             self._device.synchronize()
             phase("check", f"launch {launch} on {case}")
-            wrong = wrong_outputs(spec, case.problem, arguments, wanted, launch, figures) or arguments.damage()
+            wrong = arguments.damage() or wrong_outputs(spec, case.problem, arguments, wanted, launch, figures)
             if wrong:
                 return Status.WRONG_RESULT, f"launch {launch}: {wrong}"
             if launch == 1:

@@ -98,11 +98,12 @@ def write_ahead(connection: sqlite3.Connection, path: Path) -> str:
 @contextlib.contextmanager
 def opening_lock(path: Path) -> Iterator[None]:
     """Held while the file at `path` is created or moved aside; a dead holder's lock is gone with it."""
+    lock = f"{path}.opening"  # not .lock: SQLite's unix-dotfile VFS makes that one
     try:
-        with filelock.FileLock(f"{path}.lock", timeout=60):
+        with filelock.FileLock(lock, timeout=60):
             yield
     except filelock.Timeout as error:
-        raise DatabaseError(f"{path}.lock is held by another process for over 60 s") from error
+        raise DatabaseError(f"{lock} is held by another process for over 60 s") from error
     except OSError as error:
         raise cannot_write(path, error) from error
 
