@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,7 @@ from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.environment import environment
 from tunekit.errors import UserError
 from tunekit.model import Environment, Value, Values
-from tunekit.space import implementations_on
+from tunekit.space import Expansion, implementations_on
 from tunekit.spec import KernelSpec
 
 VERIFIERS = ("auto", "gpu", "none")
@@ -21,7 +22,8 @@ PREFERRED_ARCHES = ("sm_100a", "sm_90a", "host")
 @dataclass(frozen=True)
 class SweepOptions:
     """`budget`: evaluations (``40``) or time (``10m``); `verify`: ``gpu`` demands a device of the
-    target architecture, ``auto`` uses one if it is here, ``none`` ends after compiling."""
+    target architecture, ``auto`` uses one if it is here, ``none`` ends after compiling.
+    `variants` restricts the sweep to those whose ids begin so."""
 
     arch: str | None = None
     implementation: str | None = None
@@ -34,6 +36,7 @@ class SweepOptions:
     retry_failed: bool = False
     verify: str = "auto"
     device: int = 0
+    variants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,19 @@ def complete_problems(spec: KernelSpec, given: Sequence[Mapping[str, Value]]) ->
     if not problems:
         raise UserError(f"{spec.name} has no example problems: give one with --problem")
     return tuple(dict.fromkeys(problems))
+
+
+def restrict(expansion: Expansion, ids: Sequence[str]) -> Expansion:
+    """The expansion's variants whose ids begin with one of `ids`; all of them if there are none.
+
+    Raises:
+        UserError: no variant, or more than one, begins with an id.
+    """
+    chosen = []
+    for wanted in ids:
+        matching = [variant for variant in expansion.variants if variant.id.startswith(wanted)]
+        if len(matching) != 1:
+            what = "no variant" if not matching else f"{len(matching)} variants"
+            raise UserError(f"{what} of this problem begin with '{wanted}' (tunekit list shows them)")
+        chosen += matching
+    return dataclasses.replace(expansion, variants=tuple(chosen)) if ids else expansion

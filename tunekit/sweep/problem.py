@@ -20,7 +20,7 @@ from tunekit.space import Expansion, declared_footprint, default_variant, expand
 from tunekit.spec import KernelSpec
 from tunekit.store.shipped import shipped_winners
 from tunekit.sweep.measuring import Measurer, Timed, incumbent_of, middle
-from tunekit.sweep.options import SweepOptions, Target
+from tunekit.sweep.options import SweepOptions, Target, restrict
 from tunekit.sweep.shared import Shared
 
 # How many variants an adaptive strategy proposes at once; fixed, so that the number of workers changes nothing.
@@ -35,7 +35,7 @@ def candidates_of(
     Raises:
         UserError: no variant is valid, with the constraints to blame.
     """
-    expansion = expand(spec, target.arch, problem, options.implementation)
+    expansion = restrict(expand(spec, target.arch, problem, options.implementation), options.variants)
     if not expansion.variants:
         raise UserError(f"{spec.name} has no valid variant for {problem} on {target.arch.name}: {expansion.blame()}")
     fitting: list[Variant] = []
