@@ -1,0 +1,607 @@
+"""Fused multi-head attention forward for Hopper (sm_90a), in CuTeDSL.
+
+One CTA computes ``m_tile`` query rows times ``pv_n_tile`` output columns of one KV head. A producer warp group moves
+tiles with TMA; each of the ``m_tile / 64`` consumer warp groups owns 64 rows and runs the two matrix products on wgmma
+with an online softmax between them. Consumer warp groups share the K and V rings and nothing else, so each one's part
+of shared memory (Q, P, O) is private to it.
+
+Row packing. The unit of work in M is a *row block*: 64 rows = ``heads_per_block`` neighbouring query heads of one KV
+head times ``64 / heads_per_block`` neighbouring query positions, heads fastest. ``heads_per_block`` is the greatest
+common divisor of 64 and the number of query heads per KV head, so that decode with many query heads over one KV head
+fills the tensor core at one query position, and plain multi-head attention is the case of one head a block. Any
+ratio works; an odd ratio packs nothing and wastes rows at short T.
+
+Ragged ends. TMA fills reads past the end with zeros and drops writes past the end, so query rows past T need no
+predicate. Keys past s_k are set to -inf in the first tile visited, which is the last tile of the sequence.
+
+Tensors (elements): q, o [batch, T, heads, head_dim]; k, v [batch, s_k, kv_heads, head_dim], all bf16; lse, row_max
+[batch, heads, T] float32. The softmax is over ``scale * q.k`` with ``scale > 0``.
+"""
+
+import math
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, const_expr, pipeline
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass.utils import SmemAllocator
+from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
+
+LOG2_E = math.log2(math.e)
+BLOCK_ROWS = 64  # rows of one wgmma, and of one consumer warp group
+WARP_GROUP_THREADS = 128
+# Registers a thread may hold beside S, P and O before ptxas spills; at most S + P + O = 216 for 255 registers.
+OVERLAP_REGISTERS = 216
+# setmaxnreg per number of consumer warp groups: (consumer, producer).
+REGISTERS = {1: (248, 24), 2: (240, 24)}
+# Named barriers; 0 is the CTA's own.
+BARRIER_WARP_GROUP = 1  # + consumer warp group: its 128 threads
+BARRIER_TURN = 3  # + consumer warp group: its turn to issue wgmma
+
+
+def make_fake_args(*, head_dim, heads, kv_heads, normalize, **_ignored):
+    """Arguments that ``cute.compile`` needs to trace an instance made from the same scalars (stream included).
+
+    batch, T, s_k and the batch and position strides are dynamic; the strides are multiples of 8 elements, as TMA asks.
+    """
+    batch, q_len, kv_len = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
+
+    def operand(length, n_heads):
+        shape = (batch, length, n_heads, head_dim)
+        stride = (cute.sym_int64(divisibility=8), cute.sym_int64(divisibility=8), head_dim, 1)
+        return cute.runtime.make_fake_tensor(BFloat16, shape, stride, assumed_align=16)
+
+    def statistic():
+        stride = (cute.sym_int64(), cute.sym_int64(), 1)
+        return cute.runtime.make_fake_tensor(Float32, (batch, heads, q_len), stride, assumed_align=4)
+
+    tensors = [operand(q_len, heads), operand(kv_len, kv_heads), operand(kv_len, kv_heads), operand(q_len, heads)]
+    if not normalize:
+        tensors += [statistic(), statistic()]
+    return (*tensors, Float32(1.0), cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
+
+
+def make_fmha(*, normalize, **scalars):
+    """The kernel object for ``cute.compile``: the two flavours differ in their run-time arguments."""
+    return (FmhaSm90 if normalize else FmhaPartialSm90)(normalize=normalize, **scalars)
+
+
+class _Base:
+    """Everything but the entry point. All scalars are static; see the module's docstring for their meaning."""
+
+    def __init__(self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile):
+        if heads % kv_heads:
+            raise ValueError(f"heads {heads} is not a multiple of kv_heads {kv_heads}")
+        if m_tile not in (64, 128):
+            raise ValueError(f"m_tile {m_tile} is not 64 or 128")
+        if head_dim % pv_n_tile:
+            raise ValueError(f"head_dim {head_dim} is not a multiple of pv_n_tile {pv_n_tile}")
+        self.head_dim = head_dim
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.pv_n_tile = pv_n_tile
+        self.kv_tile = kv_tile
+        self.kv_stage = kv_stage
+        self.smem_p = smem_p
+        self.normalize = normalize
+        self.consumers = m_tile // BLOCK_ROWS
+        self.threads = WARP_GROUP_THREADS * (1 + self.consumers)
+        self.consumer_registers, self.producer_registers = REGISTERS[self.consumers]
+        self.slices = head_dim // pv_n_tile
+        self.ratio = heads // kv_heads
+        self.heads_per_block = math.gcd(self.ratio, BLOCK_ROWS)
+        self.positions_per_block = BLOCK_ROWS // self.heads_per_block
+        self.head_blocks = self.ratio // self.heads_per_block
+        registers = kv_tile // 2 + pv_n_tile // 2 + (0 if smem_p else kv_tile // 4)
+        # S of the next tile and P and O of this one live at once: only when they fit the register file.
+        self.overlap = registers <= OVERLAP_REGISTERS
+        # Two warp groups take turns, so that one's softmax runs under the other's matrix products.
+        self.take_turns = self.consumers == 2 and self.overlap and head_dim <= 128
+
+    # ---- host side -------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _launch(self, q, k, v, o, lse, row_max, scale, stream):
+        """Build the TMA views and launch one CTA per (row blocks, slice), KV head and batch."""
+        layout_q, layout_k, layout_v, layout_p, layout_o = self._smem_layouts()
+        block = ((self.heads_per_block, self.positions_per_block),)
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        tma_q, view_q = cpasync.make_tiled_tma_atom(
+            load, _rows_view(q), cute.select(layout_q, mode=[0, 1]), (*block, self.head_dim)
+        )
+        tma_k, view_k = cpasync.make_tiled_tma_atom(
+            load,
+            _select(k, [1, 3, 2, 0]),
+            cute.select(layout_k, mode=[0, 1]),
+            (self.kv_tile, self.head_dim),
+        )
+        tma_v, view_v = cpasync.make_tiled_tma_atom(
+            load,
+            _select(v, [3, 1, 2, 0]),
+            cute.select(layout_v, mode=[0, 1]),
+            (self.pv_n_tile, self.kv_tile),
+        )
+        tma_o, view_o = cpasync.make_tiled_tma_atom(store, _rows_view(o), layout_o, (*block, self.pv_n_tile))
+
+        batch, q_len = q.shape[0], q.shape[1]
+        blocks = self.head_blocks * cute.ceil_div(q_len, self.positions_per_block)
+        grid = (cute.ceil_div(blocks, self.consumers) * self.slices, self.kv_heads, batch)
+        self._kernel(
+            (tma_q, view_q),
+            (tma_k, view_k),
+            (tma_v, view_v),
+            (tma_o, view_o),
+            lse,
+            row_max,
+            scale,
+            k.shape[1],
+            q_len,
+            layout_q,
+            layout_k,
+            layout_v,
+            layout_p,
+            layout_o,
+            *self._tiled_mmas(),
+        ).launch(grid=grid, block=(self.threads, 1, 1), stream=stream, min_blocks_per_mp=1)
+
+    def _smem_layouts(self):
+        """Swizzled shared-memory layouts: Q, P and O rows by columns, K keys by head_dim, V columns by keys."""
+        row_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
+        column_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, BFloat16)
+        rows = (0, 1, 2)
+        layout_q = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.head_dim, self.consumers), rows)
+        layout_k = cute.tile_to_shape(row_atom, (self.kv_tile, self.head_dim, self.kv_stage), rows)
+        layout_v = cute.tile_to_shape(column_atom, (self.pv_n_tile, self.kv_tile, self.kv_stage), (1, 0, 2))
+        layout_p = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.kv_tile, self.consumers), rows)
+        layout_o = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.pv_n_tile), (0, 1))
+        return layout_q, layout_k, layout_v, layout_p, layout_o
+
+    def _tiled_mmas(self):
+        """(S = Q K^T, O = P V), each for one warp group of 64 rows."""
+        k_major, n_major = OperandMajorMode.K, OperandMajorMode.MN
+        source = warpgroup.OperandSource.SMEM if self.smem_p else warpgroup.OperandSource.RMEM
+        mma_s = make_trivial_tiled_mma(
+            BFloat16, BFloat16, k_major, k_major, Float32, (1, 1, 1), (BLOCK_ROWS, self.kv_tile)
+        )
+        mma_o = make_trivial_tiled_mma(
+            BFloat16, BFloat16, k_major, n_major, Float32, (1, 1, 1), (BLOCK_ROWS, self.pv_n_tile), a_source=source
+        )
+        return mma_s, mma_o
+
+    def _shared_storage(self):
+        """The CTA's whole dynamic shared memory. O reuses Q: a warp group overwrites only its own rows."""
+
+        def tile(elements):
+            return cute.struct.Align[cute.struct.MemRange[BFloat16, elements], 1024]
+
+        p_elements = self.consumers * BLOCK_ROWS * self.kv_tile if self.smem_p else 0
+
+        @cute.struct
+        class Storage:
+            q: tile(self.consumers * BLOCK_ROWS * self.head_dim)
+            k: tile(self.kv_stage * self.kv_tile * self.head_dim)
+            v: tile(self.kv_stage * self.kv_tile * self.pv_n_tile)
+            p: tile(p_elements)
+            q_barriers: cute.struct.MemRange[Int64, 2]
+            k_barriers: cute.struct.MemRange[Int64, 2 * self.kv_stage]
+            v_barriers: cute.struct.MemRange[Int64, 2 * self.kv_stage]
+
+        return Storage
+
+    # ---- device side -----------------------------------------------------------------------------------------------
+
+    @cute.kernel
+    def _kernel(
+        self,
+        q_tma: tuple,
+        k_tma: tuple,
+        v_tma: tuple,
+        o_tma: tuple,
+        lse,
+        row_max,
+        scale: Float32,
+        kv_len: Int32,
+        q_len: Int32,
+        layout_q: cute.ComposedLayout,
+        layout_k: cute.ComposedLayout,
+        layout_v: cute.ComposedLayout,
+        layout_p: cute.ComposedLayout,
+        layout_o: cute.ComposedLayout,
+        mma_s: cute.TiledMma,
+        mma_o: cute.TiledMma,
+    ):
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_index == 0:
+            for atom in (q_tma[0], k_tma[0], v_tma[0], o_tma[0]):
+                cpasync.prefetch_descriptor(atom)
+
+        storage = SmemAllocator().allocate(self._shared_storage())
+        q_pipe = self._pipeline(storage.q_barriers, 1, BLOCK_ROWS * self.head_dim * self.consumers)
+        k_pipe = self._pipeline(storage.k_barriers, self.kv_stage, self.kv_tile * self.head_dim)
+        v_pipe = self._pipeline(storage.v_barriers, self.kv_stage, self.kv_tile * self.pv_n_tile)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+        smem_q = storage.q.get_tensor(layout_q.outer, swizzle=layout_q.inner)
+        smem_k = storage.k.get_tensor(layout_k.outer, swizzle=layout_k.inner)
+        smem_v = storage.v.get_tensor(layout_v.outer, swizzle=layout_v.inner)
+        smem_p = None
+        if const_expr(self.smem_p):
+            smem_p = storage.p.get_tensor(layout_p.outer, swizzle=layout_p.inner)
+
+        x, kv_head, batch = cute.arch.block_idx()
+        column_slice = x % self.slices
+        first_block = (x // self.slices) * self.consumers
+        tiles = cute.ceil_div(kv_len, self.kv_tile)
+
+        if warp_index < 4:
+            cute.arch.setmaxregister_decrease(self.producer_registers)
+            if warp_index == 0:
+                self._load_q(q_tma, smem_q, q_pipe, first_block, kv_head, batch)
+                keys = cute.local_tile(
+                    k_tma[1][None, None, kv_head, batch], (self.kv_tile, self.head_dim), (None, 0)
+                )
+                self._load_ring(k_tma[0], keys, smem_k, k_pipe, tiles)
+            if warp_index == 1:
+                values = cute.local_tile(
+                    v_tma[1][None, None, kv_head, batch], (self.pv_n_tile, self.kv_tile), (column_slice, None)
+                )
+                self._load_ring(v_tma[0], values, smem_v, v_pipe, tiles)
+        else:
+            cute.arch.setmaxregister_increase(self.consumer_registers)
+            consumer = warp_index // 4 - 1
+            acc_o, maximum, total = self._attend(
+                mma_s, mma_o, smem_q, smem_k, smem_v, smem_p, q_pipe, k_pipe, v_pipe, consumer, tiles, kv_len, scale
+            )
+            block_o = cute.make_tensor(
+                cute.recast_ptr(smem_q[None, None, consumer].iterator, layout_o.inner), layout_o.outer
+            )
+            self._finish(
+                mma_o, acc_o, maximum, total, block_o, o_tma, lse, row_max, scale, q_len,
+                first_block + consumer, consumer, kv_head, batch, column_slice,
+            )  # fmt: skip
+
+    def _pipeline(self, barriers, stages, elements):
+        """A TMA ring: one producer thread, every consumer warp releases a stage."""
+        return pipeline.PipelineTmaAsync.create(
+            barrier_storage=barriers.data_ptr(),
+            num_stages=stages,
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, self.consumers * 4),
+            tx_count=elements * BFloat16.width // 8,
+            defer_sync=True,
+        )
+
+    def _block_coordinates(self, block, kv_head):
+        """(head block, position block) of row block ``block`` in units of whole blocks."""
+        return kv_head * self.head_blocks + block % self.head_blocks, block // self.head_blocks
+
+    @cute.jit
+    def _load_q(self, q_tma, smem_q, q_pipe, first_block, kv_head, batch):
+        """Load every consumer's row block; blocks past the end arrive as zeros."""
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
+        q_pipe.producer_acquire(state)
+        tiler = ((self.heads_per_block, self.positions_per_block), self.head_dim)
+        for consumer in cutlass.range_constexpr(self.consumers):
+            where = self._block_coordinates(first_block + consumer, kv_head)
+            tile = cute.local_tile(q_tma[1][None, None, batch], tiler, (where, 0))
+            shared, source = cpasync.tma_partition(
+                q_tma[0],
+                0,
+                cute.make_layout(1),
+                cute.group_modes(smem_q[None, None, consumer], 0, 2),
+                cute.group_modes(tile, 0, 2),
+            )
+            cute.copy(q_tma[0], source, shared, tma_bar_ptr=q_pipe.producer_get_barrier(state))
+
+    @cute.jit
+    def _load_ring(self, tma, tiled, smem, pipe, tiles):
+        """Stream the tiles of one operand through its ring, last tile of the sequence first."""
+        shared, source = cpasync.tma_partition(
+            tma, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(tiled, 0, 2)
+        )
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.kv_stage)
+        for i in cutlass.range(tiles, unroll=1):
+            pipe.producer_acquire(state)
+            cute.copy(
+                tma,
+                source[None, tiles - 1 - i],
+                shared[None, state.index],
+                tma_bar_ptr=pipe.producer_get_barrier(state),
+            )
+            state.advance()
+
+    @cute.jit
+    def _attend(
+        self, mma_s, mma_o, smem_q, smem_k, smem_v, smem_p, q_pipe, k_pipe, v_pipe, consumer, tiles, kv_len, scale
+    ):
+        """Online softmax over all KV tiles. Returns un-normalised O, the rows' raw maxima and their partial sums.
+
+        A thread holds two rows (r, r + 8) of the block; its sums cover its own columns only.
+        """
+        lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        slice_s, slice_o = mma_s.get_slice(0), mma_o.get_slice(0)
+        frag_q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, consumer]
+        frag_k = slice_s.make_fragment_B(slice_s.partition_B(smem_k))
+        frag_v = slice_o.make_fragment_B(slice_o.partition_B(smem_v))
+        acc_o = cute.make_rmem_tensor(mma_o.partition_shape_C((BLOCK_ROWS, self.pv_n_tile)), Float32)
+        store_p, shared_p = None, None
+        if const_expr(self.smem_p):
+            frag_p = slice_o.make_fragment_A(slice_o.partition_A(smem_p))[None, None, None, consumer]
+            store_p = _matrix_store(mma_s).get_slice(lane)
+            shared_p = store_p.partition_D(smem_p[None, None, consumer])
+        else:
+            frag_p = slice_o.make_fragment_A(slice_o.partition_shape_A((BLOCK_ROWS, self.kv_tile)))
+        maximum = cute.make_rmem_tensor(2, Float32)
+        total = cute.make_rmem_tensor(2, Float32)
+        acc_o.fill(0.0)
+        maximum.fill(-Float32.inf)
+        total.fill(0.0)
+        scale_log2 = scale * LOG2_E
+        columns = mma_s.get_slice(lane).partition_C(cute.make_identity_tensor((BLOCK_ROWS, self.kv_tile)))
+        self._open_turns(consumer)
+
+        ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.kv_stage)
+        q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
+        # First tile: the only one that can be ragged. Its P waits for the next tile's QK product to be issued.
+        k_pipe.consumer_wait(ring)
+        self._wait_turn(consumer)
+        acc_s = self._issue_s(mma_s, frag_q, frag_k, ring.index)
+        self._pass_turn(consumer)
+        warpgroup.wait_group(0)
+        k_pipe.consumer_release(ring)
+        self._mask_tail(acc_s, columns, kv_len - (tiles - 1) * self.kv_tile)
+        _softmax_step(acc_s, maximum, total, scale_log2)
+        self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
+
+        for _ in cutlass.range(tiles - 1, unroll=1):
+            ring_v = ring.clone()
+            ring.advance()
+            if const_expr(not self.overlap):
+                self._finish_o(mma_o, acc_o, frag_p, frag_v, v_pipe, ring_v)
+            k_pipe.consumer_wait(ring)
+            self._wait_turn(consumer)
+            acc_s = self._issue_s(mma_s, frag_q, frag_k, ring.index)
+            if const_expr(self.overlap):
+                v_pipe.consumer_wait(ring_v)
+                self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
+                self._pass_turn(consumer)
+                warpgroup.wait_group(1)
+            else:
+                warpgroup.wait_group(0)
+            k_pipe.consumer_release(ring)
+            correction = _softmax_step(acc_s, maximum, total, scale_log2)
+            if const_expr(self.overlap):
+                warpgroup.wait_group(0)
+                v_pipe.consumer_release(ring_v)
+            self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
+            _scale_rows(acc_o, correction)
+
+        self._finish_o(mma_o, acc_o, frag_p, frag_v, v_pipe, ring)
+        self._close_turns(consumer)
+        return acc_o, maximum, total
+
+    @cute.jit
+    def _issue_s(self, mma_s, frag_q, frag_k, stage):
+        """Start S = Q K^T for one tile and return its accumulator; the caller waits."""
+        acc_s = cute.make_rmem_tensor(mma_s.partition_shape_C((BLOCK_ROWS, self.kv_tile)), Float32)
+        _issue(mma_s, acc_s, frag_q, frag_k[None, None, None, stage], clear=True)
+        return acc_s
+
+    @cute.jit
+    def _issue_o(self, mma_o, acc_o, frag_p, frag_v, stage):
+        """Start O += P V for one tile; the caller waits."""
+        _issue(mma_o, acc_o, frag_p, frag_v[None, None, None, stage], clear=False)
+
+    @cute.jit
+    def _finish_o(self, mma_o, acc_o, frag_p, frag_v, v_pipe, ring):
+        """O += P V for one tile, to the end, and free its V stage."""
+        v_pipe.consumer_wait(ring)
+        self._issue_o(mma_o, acc_o, frag_p, frag_v, ring.index)
+        warpgroup.wait_group(0)
+        v_pipe.consumer_release(ring)
+
+    @cute.jit
+    def _mask_tail(self, acc_s, columns, valid):
+        """Set the scores of keys at or past ``valid`` (within the tile) to -inf; at least one key stays."""
+        if valid < self.kv_tile:
+            for i in cutlass.range_constexpr(cute.size(acc_s)):
+                if columns[i][1] >= valid:
+                    acc_s[i] = -Float32.inf
+
+    @cute.jit
+    def _put_p(self, acc_s, frag_p, store_p, shared_p, consumer):
+        """Round P to bf16 as the A operand of the PV product: in registers, or through shared memory."""
+        if const_expr(self.smem_p):
+            rounded = cute.make_rmem_tensor(acc_s.layout, BFloat16)
+            rounded.store(acc_s.load().to(BFloat16))
+            cute.copy(store_p, store_p.retile(rounded), shared_p)
+            # wgmma reads through the async proxy, and reads rows that other warps of the group wrote.
+            cute.arch.fence_view_async_shared()
+            cute.arch.barrier(barrier_id=BARRIER_WARP_GROUP + consumer, number_of_threads=WARP_GROUP_THREADS)
+        else:
+            # An accumulator's register order is the A operand's register order, 16 columns at a time.
+            rounded = cute.make_tensor(frag_p.iterator, acc_s.layout)
+            rounded.store(acc_s.load().to(BFloat16))
+
+    @cute.jit
+    def _finish(
+        self, mma_o, acc_o, maximum, total, block_o, o_tma, lse, row_max, scale, q_len,
+        block, consumer, kv_head, batch, column_slice,
+    ):  # fmt: skip
+        """Sum the rows, write the statistics, and send O through shared memory to global memory by TMA."""
+        lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        head_block, position_block = self._block_coordinates(block, kv_head)
+        inverse = cute.make_rmem_tensor(2, Float32)
+        for r in cutlass.range_constexpr(2):
+            total[r] = cute.arch.warp_reduction_sum(total[r], threads_in_group=4)
+            inverse[r] = cute.arch.rcp_approx(total[r])
+        if const_expr(self.normalize):
+            _scale_rows(acc_o, inverse)
+        else:
+            if column_slice == 0 and lane % 4 == 0:
+                for r in cutlass.range_constexpr(2):
+                    row = (lane // 32) * 16 + (lane % 32) // 4 + 8 * r
+                    head = head_block * self.heads_per_block + row % self.heads_per_block
+                    position = position_block * self.positions_per_block + row // self.heads_per_block
+                    if position < q_len:
+                        row_max[batch, head, position] = maximum[r]
+                        lse[batch, head, position] = maximum[r] * scale + cute.math.log(total[r])
+
+        rounded = cute.make_rmem_tensor(acc_o.layout, BFloat16)
+        rounded.store(acc_o.load().to(BFloat16))
+        store = _matrix_store(mma_o).get_slice(lane)
+        cute.copy(store, store.retile(rounded), store.partition_D(block_o))
+        cute.arch.fence_view_async_shared()
+        cute.arch.barrier(barrier_id=BARRIER_WARP_GROUP + consumer, number_of_threads=WARP_GROUP_THREADS)
+        if cute.arch.make_warp_uniform(lane // 32) == 0:
+            tiler = ((self.heads_per_block, self.positions_per_block), self.pv_n_tile)
+            tile = cute.local_tile(
+                o_tma[1][None, None, batch], tiler, ((head_block, position_block), column_slice)
+            )
+            shared, target = cpasync.tma_partition(
+                o_tma[0], 0, cute.make_layout(1), cute.group_modes(block_o, 0, 2), cute.group_modes(tile, 0, 2)
+            )
+            cute.copy(o_tma[0], shared, target)
+            cute.arch.cp_async_bulk_commit_group()
+            # Shared memory must outlive the copy engine's reads of it.
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    # ---- turns: the order in which two consumer warp groups issue their matrix products ---------------------------
+
+    @cute.jit
+    def _open_turns(self, consumer):
+        """Give warp group 0 the first turn."""
+        if const_expr(self.take_turns):
+            if consumer == 1:
+                cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+    @cute.jit
+    def _wait_turn(self, consumer):
+        if const_expr(self.take_turns):
+            cute.arch.barrier(barrier_id=BARRIER_TURN + consumer, number_of_threads=2 * WARP_GROUP_THREADS)
+
+    @cute.jit
+    def _pass_turn(self, consumer):
+        if const_expr(self.take_turns):
+            cute.arch.barrier_arrive(barrier_id=BARRIER_TURN + 1 - consumer, number_of_threads=2 * WARP_GROUP_THREADS)
+
+    @cute.jit
+    def _close_turns(self, consumer):
+        """Take the turn that warp group 1 passed last, so that no barrier is left half full."""
+        if const_expr(self.take_turns):
+            if consumer == 0:
+                cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+
+class FmhaSm90(_Base):
+    """Normalised attention: writes O only."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        o: cute.Tensor,
+        scale: Float32,
+        stream: cuda.CUstream,
+    ):
+        """o = softmax(scale * q k^T) v."""
+        self._launch(q, k, v, o, None, None, scale, stream)
+
+
+class FmhaPartialSm90(_Base):
+    """Un-normalised attention: writes O * sum, LSE and the raw row maximum, so that partial results can be merged."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+        row_max: cute.Tensor,
+        scale: Float32,
+        stream: cuda.CUstream,
+    ):
+        """o / exp(lse - row_max * scale) = softmax(scale * q k^T) v; row_max is of q k^T, unscaled; lse is natural."""
+        self._launch(q, k, v, o, lse, row_max, scale, stream)
+
+
+def _select(tensor, modes):
+    """The same data with its modes reordered."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
+
+
+def _rows_view(tensor):
+    """[batch, T, heads, d] as ((heads, T), d, batch)."""
+    return cute.group_modes(_select(tensor, [2, 1, 3, 0]), 0, 2)
+
+
+def _matrix_store(mma):
+    """Tiled stmatrix copy of ``mma``'s accumulator, rounded to bf16, into row-major shared memory."""
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), BFloat16)
+    return cute.make_tiled_copy_C(atom, mma)
+
+
+def _rows_of(acc):
+    """An accumulator ((2, 2, N / 8), 1, 1) of one 64-row wgmma as (row r or r + 8, column)."""
+    return cute.make_tensor(acc.iterator, cute.make_layout((2, (2, cute.size(acc) // 4)), stride=(2, (1, 4))))
+
+
+@cute.jit
+def _issue(mma, acc, frag_a, frag_b, clear: cutlass.Constexpr[bool]):
+    """Issue acc (+)= A B^T as one committed wgmma group."""
+    warpgroup.fence()
+    # A fresh atom: its accumulate field is set per use, which one shared across loops can't be.
+    atom = cute.make_mma_atom(mma.op)
+    atom.set(warpgroup.Field.ACCUMULATE, not clear)
+    for k in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
+        cute.gemm(atom, acc, frag_a[None, None, k], frag_b[None, None, k], acc)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def _softmax_step(acc_s, maximum, total, scale_log2):
+    """Replace raw scores by exp2(scale_log2 * (s - max)), update max and sum, and return the rows' corrections."""
+    rows = _rows_of(acc_s)
+    correction = cute.make_rmem_tensor(2, Float32)
+    for r in cutlass.range_constexpr(2):
+        highest = _row_maximum(rows, r, maximum[r])
+        highest = cute.arch.warp_reduction_max(highest, threads_in_group=4)
+        correction[r] = cute.math.exp2((maximum[r] - highest) * scale_log2, fastmath=True)
+        maximum[r] = highest
+        exponentials = cute.math.exp2(rows[r, None].load() * scale_log2 - highest * scale_log2, fastmath=True)
+        rows[r, None].store(exponentials)
+        total[r] = _row_sum(rows, r, total[r] * correction[r])
+    return correction
+
+
+@cute.jit
+def _row_maximum(rows, r: cutlass.Constexpr[int], start):
+    """Maximum of one row's columns and ``start``, in four independent chains."""
+    chains = [start, rows[r, 0], rows[r, 1], rows[r, 2]]
+    for i in cutlass.range_constexpr(3, cute.size(rows, mode=[1])):
+        chains[i % 4] = cute.arch.fmax(chains[i % 4], rows[r, i])
+    return cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
+
+
+@cute.jit
+def _row_sum(rows, r: cutlass.Constexpr[int], start):
+    """Sum of one row's columns and ``start``, in four independent chains."""
+    chains = [start + rows[r, 0], rows[r, 1], rows[r, 2], rows[r, 3]]
+    for i in cutlass.range_constexpr(4, cute.size(rows, mode=[1])):
+        chains[i % 4] = chains[i % 4] + rows[r, i]
+    return (chains[0] + chains[1]) + (chains[2] + chains[3])
+
+
+@cute.jit
+def _scale_rows(acc, factor):
+    """Multiply both of the thread's rows of an accumulator by their factors."""
+    rows = _rows_of(acc)
+    for r in cutlass.range_constexpr(2):
+        rows[r, None].store(rows[r, None].load() * factor[r])
