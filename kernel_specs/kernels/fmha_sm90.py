@@ -31,13 +31,11 @@ from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 LOG2_E = math.log2(math.e)
 BLOCK_ROWS = 64  # rows of one wgmma, and of one consumer warp group
 WARP_GROUP_THREADS = 128
-# Registers a thread may hold beside S, P and O before ptxas spills; at most S + P + O = 216 for 255 registers.
-OVERLAP_REGISTERS = 216
-# setmaxnreg per number of consumer warp groups: (consumer, producer).
-REGISTERS = {1: (248, 24), 2: (240, 24)}
+# setmaxnreg per (consumer warp groups, CTAs on one SM): (consumer, producer).
+REGISTERS = {(1, 1): (248, 24), (1, 2): (232, 24), (2, 1): (240, 24), (3, 1): (160, 32)}
 # Named barriers; 0 is the CTA's own.
 BARRIER_WARP_GROUP = 1  # + consumer warp group: its 128 threads
-BARRIER_TURN = 3  # + consumer warp group: its turn to issue wgmma
+BARRIER_TURN = 4  # + consumer warp group: its turn to issue wgmma
 
 
 def make_fake_args(*, head_dim, heads, kv_heads, normalize, **_ignored):
@@ -70,11 +68,13 @@ def make_fmha(*, normalize, **scalars):
 class _Base:
     """Everything but the entry point. All scalars are static; see the module's docstring for their meaning."""
 
-    def __init__(self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile):
+    def __init__(
+        self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile, k_ahead=0, cluster_m=1, ctas_per_sm=1
+    ):  # fmt: skip
         if heads % kv_heads:
             raise ValueError(f"heads {heads} is not a multiple of kv_heads {kv_heads}")
-        if m_tile not in (64, 128):
-            raise ValueError(f"m_tile {m_tile} is not 64 or 128")
+        if m_tile not in (64, 128, 192):
+            raise ValueError(f"m_tile {m_tile} is not 64, 128 or 192")
         if head_dim % pv_n_tile:
             raise ValueError(f"head_dim {head_dim} is not a multiple of pv_n_tile {pv_n_tile}")
         self.head_dim = head_dim
@@ -82,22 +82,22 @@ class _Base:
         self.kv_heads = kv_heads
         self.pv_n_tile = pv_n_tile
         self.kv_tile = kv_tile
-        self.kv_stage = kv_stage
+        self.k_stage = kv_stage + k_ahead
+        self.v_stage = kv_stage
+        self.cluster_m = cluster_m
         self.smem_p = smem_p
         self.normalize = normalize
         self.consumers = m_tile // BLOCK_ROWS
         self.threads = WARP_GROUP_THREADS * (1 + self.consumers)
-        self.consumer_registers, self.producer_registers = REGISTERS[self.consumers]
+        self.ctas_per_sm = ctas_per_sm
+        self.consumer_registers, self.producer_registers = REGISTERS[self.consumers, ctas_per_sm]
         self.slices = head_dim // pv_n_tile
         self.ratio = heads // kv_heads
         self.heads_per_block = math.gcd(self.ratio, BLOCK_ROWS)
         self.positions_per_block = BLOCK_ROWS // self.heads_per_block
         self.head_blocks = self.ratio // self.heads_per_block
-        registers = kv_tile // 2 + pv_n_tile // 2 + (0 if smem_p else kv_tile // 4)
-        # S of the next tile and P and O of this one live at once: only when they fit the register file.
-        self.overlap = registers <= OVERLAP_REGISTERS
-        # Two warp groups take turns, so that one's softmax runs under the other's matrix products.
-        self.take_turns = self.consumers == 2 and self.overlap and head_dim <= 128
+        # Warp groups take turns, so that one's softmax runs under another's matrix products.
+        self.take_turns = self.consumers > 1 and head_dim <= 128
 
     # ---- host side -------------------------------------------------------------------------------------------------
 
@@ -107,26 +107,30 @@ class _Base:
         layout_q, layout_k, layout_v, layout_p, layout_o = self._smem_layouts()
         block = ((self.heads_per_block, self.positions_per_block),)
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        share = cpasync.CopyBulkTensorTileG2SMulticastOp() if self.cluster_m > 1 else load
         tma_q, view_q = cpasync.make_tiled_tma_atom(
             load, _rows_view(q), cute.select(layout_q, mode=[0, 1]), (*block, self.head_dim)
         )
         tma_k, view_k = cpasync.make_tiled_tma_atom(
-            load,
+            share,
             _select(k, [1, 3, 2, 0]),
             cute.select(layout_k, mode=[0, 1]),
             (self.kv_tile, self.head_dim),
+            self.cluster_m,
         )
         tma_v, view_v = cpasync.make_tiled_tma_atom(
-            load,
+            share,
             _select(v, [3, 1, 2, 0]),
             cute.select(layout_v, mode=[0, 1]),
             (self.pv_n_tile, self.kv_tile),
+            self.cluster_m,
         )
         tma_o, view_o = cpasync.make_tiled_tma_atom(store, _rows_view(o), layout_o, (*block, self.pv_n_tile))
 
         batch, q_len = q.shape[0], q.shape[1]
         blocks = self.head_blocks * cute.ceil_div(q_len, self.positions_per_block)
-        grid = (cute.ceil_div(blocks, self.consumers) * self.slices, self.kv_heads, batch)
+        clusters = cute.ceil_div(blocks, self.consumers * self.cluster_m) * self.slices
+        grid = (clusters * self.cluster_m, self.kv_heads, batch)
         self._kernel(
             (tma_q, view_q),
             (tma_k, view_k),
@@ -143,7 +147,14 @@ class _Base:
             layout_p,
             layout_o,
             *self._tiled_mmas(),
-        ).launch(grid=grid, block=(self.threads, 1, 1), stream=stream, min_blocks_per_mp=1)
+        ).launch(
+            grid=grid,
+            block=(self.threads, 1, 1),
+            cluster=(self.cluster_m, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=self.ctas_per_sm,
+            preferred_smem_carveout=100,
+        )
 
     def _smem_layouts(self):
         """Swizzled shared-memory layouts: Q, P and O rows by columns, K keys by head_dim, V columns by keys."""
@@ -151,8 +162,8 @@ class _Base:
         column_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, BFloat16)
         rows = (0, 1, 2)
         layout_q = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.head_dim, self.consumers), rows)
-        layout_k = cute.tile_to_shape(row_atom, (self.kv_tile, self.head_dim, self.kv_stage), rows)
-        layout_v = cute.tile_to_shape(column_atom, (self.pv_n_tile, self.kv_tile, self.kv_stage), (1, 0, 2))
+        layout_k = cute.tile_to_shape(row_atom, (self.kv_tile, self.head_dim, self.k_stage), rows)
+        layout_v = cute.tile_to_shape(column_atom, (self.pv_n_tile, self.kv_tile, self.v_stage), (1, 0, 2))
         layout_p = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.kv_tile, self.consumers), rows)
         layout_o = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.pv_n_tile), (0, 1))
         return layout_q, layout_k, layout_v, layout_p, layout_o
@@ -180,12 +191,12 @@ class _Base:
         @cute.struct
         class Storage:
             q: tile(self.consumers * BLOCK_ROWS * self.head_dim)
-            k: tile(self.kv_stage * self.kv_tile * self.head_dim)
-            v: tile(self.kv_stage * self.kv_tile * self.pv_n_tile)
+            k: tile(self.k_stage * self.kv_tile * self.head_dim)
+            v: tile(self.v_stage * self.kv_tile * self.pv_n_tile)
             p: tile(p_elements)
             q_barriers: cute.struct.MemRange[Int64, 2]
-            k_barriers: cute.struct.MemRange[Int64, 2 * self.kv_stage]
-            v_barriers: cute.struct.MemRange[Int64, 2 * self.kv_stage]
+            k_barriers: cute.struct.MemRange[Int64, 2 * self.k_stage]
+            v_barriers: cute.struct.MemRange[Int64, 2 * self.v_stage]
 
         return Storage
 
@@ -217,11 +228,11 @@ class _Base:
                 cpasync.prefetch_descriptor(atom)
 
         storage = SmemAllocator().allocate(self._shared_storage())
-        q_pipe = self._pipeline(storage.q_barriers, 1, BLOCK_ROWS * self.head_dim * self.consumers)
-        k_pipe = self._pipeline(storage.k_barriers, self.kv_stage, self.kv_tile * self.head_dim)
-        v_pipe = self._pipeline(storage.v_barriers, self.kv_stage, self.kv_tile * self.pv_n_tile)
+        q_pipe = self._pipeline(storage.q_barriers, 1, BLOCK_ROWS * self.head_dim * self.consumers, 1)
+        k_pipe = self._pipeline(storage.k_barriers, self.k_stage, self.kv_tile * self.head_dim, self.cluster_m)
+        v_pipe = self._pipeline(storage.v_barriers, self.v_stage, self.kv_tile * self.pv_n_tile, self.cluster_m)
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        self._synchronize()
 
         smem_q = storage.q.get_tensor(layout_q.outer, swizzle=layout_q.inner)
         smem_k = storage.k.get_tensor(layout_k.outer, swizzle=layout_k.inner)
@@ -231,8 +242,9 @@ class _Base:
             smem_p = storage.p.get_tensor(layout_p.outer, swizzle=layout_p.inner)
 
         x, kv_head, batch = cute.arch.block_idx()
-        column_slice = x % self.slices
-        first_block = (x // self.slices) * self.consumers
+        cluster, rank = x // self.cluster_m, x % self.cluster_m
+        column_slice = cluster % self.slices
+        first_block = ((cluster // self.slices) * self.cluster_m + rank) * self.consumers
         tiles = cute.ceil_div(kv_len, self.kv_tile)
 
         if warp_index < 4:
@@ -242,12 +254,12 @@ class _Base:
                 keys = cute.local_tile(
                     k_tma[1][None, None, kv_head, batch], (self.kv_tile, self.head_dim), (None, 0)
                 )
-                self._load_ring(k_tma[0], keys, smem_k, k_pipe, tiles)
+                self._load_ring(k_tma[0], keys, smem_k, k_pipe, self.k_stage, tiles, rank)
             if warp_index == 1:
                 values = cute.local_tile(
                     v_tma[1][None, None, kv_head, batch], (self.pv_n_tile, self.kv_tile), (column_slice, None)
                 )
-                self._load_ring(v_tma[0], values, smem_v, v_pipe, tiles)
+                self._load_ring(v_tma[0], values, smem_v, v_pipe, self.v_stage, tiles, rank)
         else:
             cute.arch.setmaxregister_increase(self.consumer_registers)
             consumer = warp_index // 4 - 1
@@ -261,15 +273,28 @@ class _Base:
                 mma_o, acc_o, maximum, total, block_o, o_tma, lse, row_max, scale, q_len,
                 first_block + consumer, consumer, kv_head, batch, column_slice,
             )  # fmt: skip
+        if const_expr(self.cluster_m > 1):
+            # The other CTAs may still write this one's rings or arrive on its barriers.
+            self._synchronize()
 
-    def _pipeline(self, barriers, stages, elements):
-        """A TMA ring: one producer thread, every consumer warp releases a stage."""
+    @cute.jit
+    def _synchronize(self):
+        """Barrier over every thread that can reach this CTA's shared memory."""
+        if const_expr(self.cluster_m > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
+
+    def _pipeline(self, barriers, stages, elements, sharers):
+        """A TMA ring that ``sharers`` CTAs fill together; every consumer warp of each of them releases a stage."""
         return pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers.data_ptr(),
             num_stages=stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, self.consumers * 4),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, self.consumers * 4 * sharers),
             tx_count=elements * BFloat16.width // 8,
+            cta_layout_vmnk=cute.make_layout((1, sharers, 1, 1)),
             defer_sync=True,
         )
 
@@ -296,12 +321,16 @@ class _Base:
             cute.copy(q_tma[0], source, shared, tma_bar_ptr=q_pipe.producer_get_barrier(state))
 
     @cute.jit
-    def _load_ring(self, tma, tiled, smem, pipe, tiles):
-        """Stream the tiles of one operand through its ring, last tile of the sequence first."""
+    def _load_ring(self, tma, tiled, smem, pipe, stages: cutlass.Constexpr[int], tiles, rank):
+        """Stream the tiles of one operand through its ring, last tile of the sequence first.
+
+        In a cluster each CTA fetches its part of a tile and multicasts it to all.
+        """
         shared, source = cpasync.tma_partition(
-            tma, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(tiled, 0, 2)
+            tma, rank, cute.make_layout(self.cluster_m), cute.group_modes(smem, 0, 2), cute.group_modes(tiled, 0, 2)
         )
-        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.kv_stage)
+        everyone = {"mcast_mask": cutlass.Int16(2**self.cluster_m - 1)} if const_expr(self.cluster_m > 1) else {}
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, stages)
         for i in cutlass.range(tiles, unroll=1):
             pipe.producer_acquire(state)
             cute.copy(
@@ -309,6 +338,7 @@ class _Base:
                 source[None, tiles - 1 - i],
                 shared[None, state.index],
                 tma_bar_ptr=pipe.producer_get_barrier(state),
+                **everyone,
             )
             state.advance()
 
@@ -342,43 +372,43 @@ class _Base:
         columns = mma_s.get_slice(lane).partition_C(cute.make_identity_tensor((BLOCK_ROWS, self.kv_tile)))
         self._open_turns(consumer)
 
-        ring = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.kv_stage)
+        ring_k = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.k_stage)
+        ring_v = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.v_stage)
         q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
-        # First tile: the only one that can be ragged. Its P waits for the next tile's QK product to be issued.
-        k_pipe.consumer_wait(ring)
+        # First tile: the only one that can be ragged.
+        k_pipe.consumer_wait(ring_k)
         self._wait_turn(consumer)
-        acc_s = self._issue_s(mma_s, frag_q, frag_k, ring.index)
+        acc_s = self._issue_s(mma_s, frag_q, frag_k, ring_k.index)
         self._pass_turn(consumer)
         warpgroup.wait_group(0)
-        k_pipe.consumer_release(ring)
+        k_pipe.consumer_release(ring_k)
+        ring_k.advance()
         self._mask_tail(acc_s, columns, kv_len - (tiles - 1) * self.kv_tile)
         _softmax_step(acc_s, maximum, total, scale_log2)
         self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
 
+        # Steady state: S of this tile is issued before O of the previous one, so that the softmax runs beside the latter.
         for _ in cutlass.range(tiles - 1, unroll=1):
-            ring_v = ring.clone()
-            ring.advance()
-            if const_expr(not self.overlap):
-                self._finish_o(mma_o, acc_o, frag_p, frag_v, v_pipe, ring_v)
-            k_pipe.consumer_wait(ring)
+            k_pipe.consumer_wait(ring_k)
             self._wait_turn(consumer)
-            acc_s = self._issue_s(mma_s, frag_q, frag_k, ring.index)
-            if const_expr(self.overlap):
-                v_pipe.consumer_wait(ring_v)
-                self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
-                self._pass_turn(consumer)
-                warpgroup.wait_group(1)
-            else:
-                warpgroup.wait_group(0)
-            k_pipe.consumer_release(ring)
+            acc_s = self._issue_s(mma_s, frag_q, frag_k, ring_k.index)
+            v_pipe.consumer_wait(ring_v)
+            self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
+            self._pass_turn(consumer)
+            warpgroup.wait_group(1)
+            k_pipe.consumer_release(ring_k)
+            ring_k.advance()
             correction = _softmax_step(acc_s, maximum, total, scale_log2)
-            if const_expr(self.overlap):
-                warpgroup.wait_group(0)
-                v_pipe.consumer_release(ring_v)
+            warpgroup.wait_group(0)
+            v_pipe.consumer_release(ring_v)
+            ring_v.advance()
             self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
             _scale_rows(acc_o, correction)
 
-        self._finish_o(mma_o, acc_o, frag_p, frag_v, v_pipe, ring)
+        v_pipe.consumer_wait(ring_v)
+        self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
+        warpgroup.wait_group(0)
+        v_pipe.consumer_release(ring_v)
         self._close_turns(consumer)
         return acc_o, maximum, total
 
@@ -395,20 +425,11 @@ class _Base:
         _issue(mma_o, acc_o, frag_p, frag_v[None, None, None, stage], clear=False)
 
     @cute.jit
-    def _finish_o(self, mma_o, acc_o, frag_p, frag_v, v_pipe, ring):
-        """O += P V for one tile, to the end, and free its V stage."""
-        v_pipe.consumer_wait(ring)
-        self._issue_o(mma_o, acc_o, frag_p, frag_v, ring.index)
-        warpgroup.wait_group(0)
-        v_pipe.consumer_release(ring)
-
-    @cute.jit
     def _mask_tail(self, acc_s, columns, valid):
         """Set the scores of keys at or past ``valid`` (within the tile) to -inf; at least one key stays."""
         if valid < self.kv_tile:
             for i in cutlass.range_constexpr(cute.size(acc_s)):
-                if columns[i][1] >= valid:
-                    acc_s[i] = -Float32.inf
+                acc_s[i] = acc_s[i] if columns[i][1] < valid else -Float32.inf
 
     @cute.jit
     def _put_p(self, acc_s, frag_p, store_p, shared_p, consumer):
@@ -468,13 +489,13 @@ class _Base:
             # Shared memory must outlive the copy engine's reads of it.
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    # ---- turns: the order in which two consumer warp groups issue their matrix products ---------------------------
+    # ---- turns: the order in which the consumer warp groups issue their matrix products ---------------------------
 
     @cute.jit
     def _open_turns(self, consumer):
         """Give warp group 0 the first turn."""
         if const_expr(self.take_turns):
-            if consumer == 1:
+            if consumer == self.consumers - 1:
                 cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
     @cute.jit
@@ -485,11 +506,12 @@ class _Base:
     @cute.jit
     def _pass_turn(self, consumer):
         if const_expr(self.take_turns):
-            cute.arch.barrier_arrive(barrier_id=BARRIER_TURN + 1 - consumer, number_of_threads=2 * WARP_GROUP_THREADS)
+            following = (consumer + 1) % self.consumers
+            cute.arch.barrier_arrive(barrier_id=BARRIER_TURN + following, number_of_threads=2 * WARP_GROUP_THREADS)
 
     @cute.jit
     def _close_turns(self, consumer):
-        """Take the turn that warp group 1 passed last, so that no barrier is left half full."""
+        """Take the turn that the last warp group passed last, so that no barrier is left half full."""
         if const_expr(self.take_turns):
             if consumer == 0:
                 cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
