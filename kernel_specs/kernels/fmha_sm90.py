@@ -69,7 +69,7 @@ class _Base:
     """Everything but the entry point. All scalars are static; see the module's docstring for their meaning."""
 
     def __init__(
-        self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile, k_ahead=0, cluster_m=1, ctas_per_sm=1
+        self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile, k_ahead=0, cluster_m=1, ctas_per_sm=1, kv_groups=1
     ):  # fmt: skip
         if heads % kv_heads:
             raise ValueError(f"heads {heads} is not a multiple of kv_heads {kv_heads}")
@@ -87,7 +87,9 @@ class _Base:
         self.cluster_m = cluster_m
         self.smem_p = smem_p
         self.normalize = normalize
-        self.consumers = m_tile // BLOCK_ROWS
+        self.row_blocks = m_tile // BLOCK_ROWS
+        self.kv_groups = kv_groups
+        self.consumers = self.row_blocks * kv_groups
         self.threads = WARP_GROUP_THREADS * (1 + self.consumers)
         self.ctas_per_sm = ctas_per_sm
         self.consumer_registers, self.producer_registers = REGISTERS[self.consumers, ctas_per_sm]
@@ -97,7 +99,7 @@ class _Base:
         self.positions_per_block = BLOCK_ROWS // self.heads_per_block
         self.head_blocks = self.ratio // self.heads_per_block
         # Warp groups take turns, so that one's softmax runs under another's matrix products.
-        self.take_turns = self.consumers > 1 and head_dim <= 128
+        self.take_turns = self.row_blocks > 1 and head_dim <= 128
 
     # ---- host side -------------------------------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class _Base:
 
         batch, q_len = q.shape[0], q.shape[1]
         blocks = self.head_blocks * cute.ceil_div(q_len, self.positions_per_block)
-        clusters = cute.ceil_div(blocks, self.consumers * self.cluster_m) * self.slices
+        clusters = cute.ceil_div(blocks, self.row_blocks * self.cluster_m) * self.slices
         grid = (clusters * self.cluster_m, self.kv_heads, batch)
         self._kernel(
             (tma_q, view_q),
@@ -161,7 +163,7 @@ class _Base:
         row_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
         column_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, BFloat16)
         rows = (0, 1, 2)
-        layout_q = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.head_dim, self.consumers), rows)
+        layout_q = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.head_dim, self.row_blocks), rows)
         layout_k = cute.tile_to_shape(row_atom, (self.kv_tile, self.head_dim, self.k_stage), rows)
         layout_v = cute.tile_to_shape(column_atom, (self.pv_n_tile, self.kv_tile, self.v_stage), (1, 0, 2))
         layout_p = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.kv_tile, self.consumers), rows)
@@ -190,7 +192,7 @@ class _Base:
 
         @cute.struct
         class Storage:
-            q: tile(self.consumers * BLOCK_ROWS * self.head_dim)
+            q: tile(self.row_blocks * BLOCK_ROWS * self.head_dim)
             k: tile(self.k_stage * self.kv_tile * self.head_dim)
             v: tile(self.v_stage * self.kv_tile * self.pv_n_tile)
             p: tile(p_elements)
@@ -228,7 +230,7 @@ class _Base:
                 cpasync.prefetch_descriptor(atom)
 
         storage = SmemAllocator().allocate(self._shared_storage())
-        q_pipe = self._pipeline(storage.q_barriers, 1, BLOCK_ROWS * self.head_dim * self.consumers, 1)
+        q_pipe = self._pipeline(storage.q_barriers, 1, BLOCK_ROWS * self.head_dim * self.row_blocks, 1)
         k_pipe = self._pipeline(storage.k_barriers, self.k_stage, self.kv_tile * self.head_dim, self.cluster_m)
         v_pipe = self._pipeline(storage.v_barriers, self.v_stage, self.kv_tile * self.pv_n_tile, self.cluster_m)
         cute.arch.mbarrier_init_fence()
@@ -244,7 +246,7 @@ class _Base:
         x, kv_head, batch = cute.arch.block_idx()
         cluster, rank = x // self.cluster_m, x % self.cluster_m
         column_slice = cluster % self.slices
-        first_block = ((cluster // self.slices) * self.cluster_m + rank) * self.consumers
+        first_block = ((cluster // self.slices) * self.cluster_m + rank) * self.row_blocks
         tiles = cute.ceil_div(kv_len, self.kv_tile)
 
         if warp_index < 4:
@@ -263,16 +265,22 @@ class _Base:
         else:
             cute.arch.setmaxregister_increase(self.consumer_registers)
             consumer = warp_index // 4 - 1
+            row_block, group = consumer % self.row_blocks, consumer // self.row_blocks
             acc_o, maximum, total = self._attend(
-                mma_s, mma_o, smem_q, smem_k, smem_v, smem_p, q_pipe, k_pipe, v_pipe, consumer, tiles, kv_len, scale
-            )
-            block_o = cute.make_tensor(
-                cute.recast_ptr(smem_q[None, None, consumer].iterator, layout_o.inner), layout_o.outer
-            )
-            self._finish(
-                mma_o, acc_o, maximum, total, block_o, o_tma, lse, row_max, scale, q_len,
-                first_block + consumer, consumer, kv_head, batch, column_slice,
+                mma_s, mma_o, smem_q, smem_k, smem_v, smem_p, q_pipe, k_pipe, v_pipe,
+                consumer, row_block, group, tiles, kv_len, scale,
             )  # fmt: skip
+            if const_expr(self.kv_groups > 1):
+                # K and V are spent: every tile that was loaded was also waited for, by one of the groups.
+                self._merge_groups(storage.k.data_ptr(), acc_o, maximum, total, group, scale)
+            if group == 0:
+                block_o = cute.make_tensor(
+                    cute.recast_ptr(smem_q[None, None, row_block].iterator, layout_o.inner), layout_o.outer
+                )
+                self._finish(
+                    mma_o, acc_o, maximum, total, block_o, o_tma, lse, row_max, scale, q_len,
+                    first_block + row_block, consumer, kv_head, batch, column_slice,
+                )  # fmt: skip
         if const_expr(self.cluster_m > 1):
             # The other CTAs may still write this one's rings or arrive on its barriers.
             self._synchronize()
@@ -292,7 +300,7 @@ class _Base:
             barrier_storage=barriers.data_ptr(),
             num_stages=stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, self.consumers * 4 * sharers),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, self.row_blocks * 4 * sharers),
             tx_count=elements * BFloat16.width // 8,
             cta_layout_vmnk=cute.make_layout((1, sharers, 1, 1)),
             defer_sync=True,
@@ -308,14 +316,14 @@ class _Base:
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
         q_pipe.producer_acquire(state)
         tiler = ((self.heads_per_block, self.positions_per_block), self.head_dim)
-        for consumer in cutlass.range_constexpr(self.consumers):
-            where = self._block_coordinates(first_block + consumer, kv_head)
+        for row_block in cutlass.range_constexpr(self.row_blocks):
+            where = self._block_coordinates(first_block + row_block, kv_head)
             tile = cute.local_tile(q_tma[1][None, None, batch], tiler, (where, 0))
             shared, source = cpasync.tma_partition(
                 q_tma[0],
                 0,
                 cute.make_layout(1),
-                cute.group_modes(smem_q[None, None, consumer], 0, 2),
+                cute.group_modes(smem_q[None, None, row_block], 0, 2),
                 cute.group_modes(tile, 0, 2),
             )
             cute.copy(q_tma[0], source, shared, tma_bar_ptr=q_pipe.producer_get_barrier(state))
@@ -344,15 +352,16 @@ class _Base:
 
     @cute.jit
     def _attend(
-        self, mma_s, mma_o, smem_q, smem_k, smem_v, smem_p, q_pipe, k_pipe, v_pipe, consumer, tiles, kv_len, scale
-    ):
-        """Online softmax over all KV tiles. Returns un-normalised O, the rows' raw maxima and their partial sums.
+        self, mma_s, mma_o, smem_q, smem_k, smem_v, smem_p, q_pipe, k_pipe, v_pipe,
+        consumer, row_block, group, tiles, kv_len, scale,
+    ):  # fmt: skip
+        """Online softmax over this group's KV tiles: un-normalised O, the rows' raw maxima and their partial sums.
 
         A thread holds two rows (r, r + 8) of the block; its sums cover its own columns only.
         """
         lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
         slice_s, slice_o = mma_s.get_slice(0), mma_o.get_slice(0)
-        frag_q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, consumer]
+        frag_q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, row_block]
         frag_k = slice_s.make_fragment_B(slice_s.partition_B(smem_k))
         frag_v = slice_o.make_fragment_B(slice_o.partition_B(smem_v))
         acc_o = cute.make_rmem_tensor(mma_o.partition_shape_C((BLOCK_ROWS, self.pv_n_tile)), Float32)
@@ -372,23 +381,42 @@ class _Base:
         columns = mma_s.get_slice(lane).partition_C(cute.make_identity_tensor((BLOCK_ROWS, self.kv_tile)))
         self._open_turns(consumer)
 
-        ring_k = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.k_stage)
-        ring_v = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.v_stage)
         q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
-        # First tile: the only one that can be ragged.
+        if const_expr(self.kv_groups > 1):
+            if group < tiles:
+                self._walk(
+                    mma_s, mma_o, frag_q, frag_k, frag_v, frag_p, store_p, shared_p, acc_o, maximum, total, columns,
+                    k_pipe, v_pipe, consumer, group, tiles, kv_len, scale_log2,
+                )  # fmt: skip
+        else:
+            self._walk(
+                mma_s, mma_o, frag_q, frag_k, frag_v, frag_p, store_p, shared_p, acc_o, maximum, total, columns,
+                k_pipe, v_pipe, consumer, group, tiles, kv_len, scale_log2,
+            )  # fmt: skip
+        self._close_turns(consumer)
+        return acc_o, maximum, total
+
+    @cute.jit
+    def _walk(
+        self, mma_s, mma_o, frag_q, frag_k, frag_v, frag_p, store_p, shared_p, acc_o, maximum, total, columns,
+        k_pipe, v_pipe, consumer, group, tiles, kv_len, scale_log2,
+    ):  # fmt: skip
+        """Visit every ``kv_groups``-th tile from the ``group``-th on, last tile of the sequence first; at least one."""
+        ring_k, ring_v = self._ring_at(group, self.k_stage), self._ring_at(group, self.v_stage)
+        # Only the last tile of the sequence can be ragged; it is group 0's first.
         k_pipe.consumer_wait(ring_k)
         self._wait_turn(consumer)
         acc_s = self._issue_s(mma_s, frag_q, frag_k, ring_k.index)
         self._pass_turn(consumer)
         warpgroup.wait_group(0)
         k_pipe.consumer_release(ring_k)
-        ring_k.advance()
-        self._mask_tail(acc_s, columns, kv_len - (tiles - 1) * self.kv_tile)
+        ring_k = self._next(ring_k)
+        self._mask_tail(acc_s, columns, kv_len - (tiles - 1 - group) * self.kv_tile)
         _softmax_step(acc_s, maximum, total, scale_log2)
         self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
 
         # Steady state: S of this tile is issued before O of the previous one, so that the softmax runs beside the latter.
-        for _ in cutlass.range(tiles - 1, unroll=1):
+        for _ in cutlass.range((tiles - 1 - group) // self.kv_groups, unroll=1):
             k_pipe.consumer_wait(ring_k)
             self._wait_turn(consumer)
             acc_s = self._issue_s(mma_s, frag_q, frag_k, ring_k.index)
@@ -397,11 +425,11 @@ class _Base:
             self._pass_turn(consumer)
             warpgroup.wait_group(1)
             k_pipe.consumer_release(ring_k)
-            ring_k.advance()
+            ring_k = self._next(ring_k)
             correction = _softmax_step(acc_s, maximum, total, scale_log2)
             warpgroup.wait_group(0)
             v_pipe.consumer_release(ring_v)
-            ring_v.advance()
+            ring_v = self._next(ring_v)
             self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
             _scale_rows(acc_o, correction)
 
@@ -409,8 +437,48 @@ class _Base:
         self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
         warpgroup.wait_group(0)
         v_pipe.consumer_release(ring_v)
-        self._close_turns(consumer)
-        return acc_o, maximum, total
+
+    def _ring_at(self, tile, stages):
+        """Consumer state of the ring stage that holds the ``tile``-th tile loaded."""
+        return pipeline.PipelineState(stages, Int32(0), Int32(tile % stages), Int32(tile // stages % 2))
+
+    @cute.jit
+    def _next(self, ring):
+        """The ring moved to this group's next tile."""
+        for _ in cutlass.range_constexpr(self.kv_groups):
+            ring.advance()
+        return ring
+
+    @cute.jit
+    def _merge_groups(self, scratch, acc_o, maximum, total, group, scale):
+        """Add group 1's O and sums to group 0's. Threads of equal lane hold the same elements of the row block."""
+        lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        elements = cute.size(acc_o)
+        shape = (WARP_GROUP_THREADS, elements + 4)
+        shared = cute.make_tensor(cute.recast_ptr(scratch, dtype=Float32), cute.make_layout(shape))[lane, None]
+        self._meet()
+        if group == 1:
+            for i in cutlass.range_constexpr(elements):
+                shared[i] = acc_o[i]
+            for r in cutlass.range_constexpr(2):
+                shared[elements + r] = maximum[r]
+                shared[elements + 2 + r] = total[r]
+        self._meet()
+        if group == 0:
+            own, other = cute.make_rmem_tensor(2, Float32), cute.make_rmem_tensor(2, Float32)
+            for r in cutlass.range_constexpr(2):
+                highest = cute.arch.fmax(maximum[r], shared[elements + r])
+                own[r] = cute.math.exp2((maximum[r] - highest) * scale * LOG2_E, fastmath=True)
+                other[r] = cute.math.exp2((shared[elements + r] - highest) * scale * LOG2_E, fastmath=True)
+                maximum[r] = highest
+                total[r] = total[r] * own[r] + shared[elements + 2 + r] * other[r]
+            for i in cutlass.range_constexpr(elements):
+                r = i // 2 % 2
+                acc_o[i] = acc_o[i] * own[r] + shared[i] * other[r]
+
+    def _meet(self):
+        """Barrier of both groups."""
+        cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=self.consumers * WARP_GROUP_THREADS)
 
     @cute.jit
     def _issue_s(self, mma_s, frag_q, frag_k, stage):
