@@ -69,7 +69,8 @@ class _Base:
     """Everything but the entry point. All scalars are static; see the module's docstring for their meaning."""
 
     def __init__(
-        self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile, k_ahead=0, cluster_m=1, ctas_per_sm=1, kv_groups=1
+        self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile,
+        k_stage=0, k_sub=1, kv_groups=1, cluster_m=1, ctas_per_sm=1,
     ):  # fmt: skip
         if heads % kv_heads:
             raise ValueError(f"heads {heads} is not a multiple of kv_heads {kv_heads}")
@@ -82,7 +83,9 @@ class _Base:
         self.kv_heads = kv_heads
         self.pv_n_tile = pv_n_tile
         self.kv_tile = kv_tile
-        self.k_stage = kv_stage + k_ahead
+        self.k_sub = k_sub
+        self.k_columns = head_dim // k_sub
+        self.k_stage = k_stage or kv_stage * k_sub
         self.v_stage = kv_stage
         self.cluster_m = cluster_m
         self.smem_p = smem_p
@@ -117,7 +120,7 @@ class _Base:
             share,
             _select(k, [1, 3, 2, 0]),
             cute.select(layout_k, mode=[0, 1]),
-            (self.kv_tile, self.head_dim),
+            (self.kv_tile, self.k_columns),
             self.cluster_m,
         )
         tma_v, view_v = cpasync.make_tiled_tma_atom(
@@ -164,7 +167,7 @@ class _Base:
         column_atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, BFloat16)
         rows = (0, 1, 2)
         layout_q = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.head_dim, self.row_blocks), rows)
-        layout_k = cute.tile_to_shape(row_atom, (self.kv_tile, self.head_dim, self.k_stage), rows)
+        layout_k = cute.tile_to_shape(row_atom, (self.kv_tile, self.k_columns, self.k_stage), rows)
         layout_v = cute.tile_to_shape(column_atom, (self.pv_n_tile, self.kv_tile, self.v_stage), (1, 0, 2))
         layout_p = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.kv_tile, self.consumers), rows)
         layout_o = cute.tile_to_shape(row_atom, (BLOCK_ROWS, self.pv_n_tile), (0, 1))
@@ -193,7 +196,7 @@ class _Base:
         @cute.struct
         class Storage:
             q: tile(self.row_blocks * BLOCK_ROWS * self.head_dim)
-            k: tile(self.k_stage * self.kv_tile * self.head_dim)
+            k: tile(self.k_stage * self.kv_tile * self.k_columns)
             v: tile(self.v_stage * self.kv_tile * self.pv_n_tile)
             p: tile(p_elements)
             q_barriers: cute.struct.MemRange[Int64, 2]
@@ -231,7 +234,7 @@ class _Base:
 
         storage = SmemAllocator().allocate(self._shared_storage())
         q_pipe = self._pipeline(storage.q_barriers, 1, BLOCK_ROWS * self.head_dim * self.row_blocks, 1)
-        k_pipe = self._pipeline(storage.k_barriers, self.k_stage, self.kv_tile * self.head_dim, self.cluster_m)
+        k_pipe = self._pipeline(storage.k_barriers, self.k_stage, self.kv_tile * self.k_columns, self.cluster_m)
         v_pipe = self._pipeline(storage.v_barriers, self.v_stage, self.kv_tile * self.pv_n_tile, self.cluster_m)
         cute.arch.mbarrier_init_fence()
         self._synchronize()
@@ -253,15 +256,16 @@ class _Base:
             cute.arch.setmaxregister_decrease(self.producer_registers)
             if warp_index == 0:
                 self._load_q(q_tma, smem_q, q_pipe, first_block, kv_head, batch)
+                part = 0 if const_expr(self.k_sub == 1) else None
                 keys = cute.local_tile(
-                    k_tma[1][None, None, kv_head, batch], (self.kv_tile, self.head_dim), (None, 0)
+                    k_tma[1][None, None, kv_head, batch], (self.kv_tile, self.k_columns), (None, part)
                 )
-                self._load_ring(k_tma[0], keys, smem_k, k_pipe, self.k_stage, tiles, rank)
+                self._load_ring(k_tma[0], keys, smem_k, k_pipe, self.k_stage, self.k_sub, tiles, rank)
             if warp_index == 1:
                 values = cute.local_tile(
                     v_tma[1][None, None, kv_head, batch], (self.pv_n_tile, self.kv_tile), (column_slice, None)
                 )
-                self._load_ring(v_tma[0], values, smem_v, v_pipe, self.v_stage, tiles, rank)
+                self._load_ring(v_tma[0], values, smem_v, v_pipe, self.v_stage, 1, tiles, rank)
         else:
             cute.arch.setmaxregister_increase(self.consumer_registers)
             consumer = warp_index // 4 - 1
@@ -329,8 +333,8 @@ class _Base:
             cute.copy(q_tma[0], source, shared, tma_bar_ptr=q_pipe.producer_get_barrier(state))
 
     @cute.jit
-    def _load_ring(self, tma, tiled, smem, pipe, stages: cutlass.Constexpr[int], tiles, rank):
-        """Stream the tiles of one operand through its ring, last tile of the sequence first.
+    def _load_ring(self, tma, tiled, smem, pipe, stages: cutlass.Constexpr[int], parts: cutlass.Constexpr[int], tiles, rank):
+        """Stream the tiles of one operand through its ring, ``parts`` stages a tile, last tile of the sequence first.
 
         In a cluster each CTA fetches its part of a tile and multicasts it to all.
         """
@@ -340,15 +344,17 @@ class _Base:
         everyone = {"mcast_mask": cutlass.Int16(2**self.cluster_m - 1)} if const_expr(self.cluster_m > 1) else {}
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, stages)
         for i in cutlass.range(tiles, unroll=1):
-            pipe.producer_acquire(state)
-            cute.copy(
-                tma,
-                source[None, tiles - 1 - i],
-                shared[None, state.index],
-                tma_bar_ptr=pipe.producer_get_barrier(state),
-                **everyone,
-            )
-            state.advance()
+            for part in cutlass.range_constexpr(parts):
+                where = (None, tiles - 1 - i) if const_expr(parts == 1) else (None, tiles - 1 - i, part)
+                pipe.producer_acquire(state)
+                cute.copy(
+                    tma,
+                    source[where],
+                    shared[None, state.index],
+                    tma_bar_ptr=pipe.producer_get_barrier(state),
+                    **everyone,
+                )
+                state.advance()
 
     @cute.jit
     def _attend(
@@ -402,34 +408,28 @@ class _Base:
         k_pipe, v_pipe, consumer, group, tiles, kv_len, scale_log2,
     ):  # fmt: skip
         """Visit every ``kv_groups``-th tile from the ``group``-th on, last tile of the sequence first; at least one."""
-        ring_k, ring_v = self._ring_at(group, self.k_stage), self._ring_at(group, self.v_stage)
+        ring_k, ring_v = self._ring_at(group * self.k_sub, self.k_stage), self._ring_at(group, self.v_stage)
         # Only the last tile of the sequence can be ragged; it is group 0's first.
-        k_pipe.consumer_wait(ring_k)
         self._wait_turn(consumer)
-        acc_s = self._issue_s(mma_s, frag_q, frag_k, ring_k.index)
+        acc_s = self._issue_s(mma_s, frag_q, frag_k, k_pipe, ring_k)
         self._pass_turn(consumer)
-        warpgroup.wait_group(0)
-        k_pipe.consumer_release(ring_k)
-        ring_k = self._next(ring_k)
+        ring_k = self._release_k(k_pipe, ring_k, 0)
         self._mask_tail(acc_s, columns, kv_len - (tiles - 1 - group) * self.kv_tile)
         _softmax_step(acc_s, maximum, total, scale_log2)
         self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
 
         # Steady state: S of this tile is issued before O of the previous one, so that the softmax runs beside the latter.
         for _ in cutlass.range((tiles - 1 - group) // self.kv_groups, unroll=1):
-            k_pipe.consumer_wait(ring_k)
             self._wait_turn(consumer)
-            acc_s = self._issue_s(mma_s, frag_q, frag_k, ring_k.index)
+            acc_s = self._issue_s(mma_s, frag_q, frag_k, k_pipe, ring_k)
             v_pipe.consumer_wait(ring_v)
             self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
             self._pass_turn(consumer)
-            warpgroup.wait_group(1)
-            k_pipe.consumer_release(ring_k)
-            ring_k = self._next(ring_k)
+            ring_k = self._release_k(k_pipe, ring_k, 1)
             correction = _softmax_step(acc_s, maximum, total, scale_log2)
             warpgroup.wait_group(0)
             v_pipe.consumer_release(ring_v)
-            ring_v = self._next(ring_v)
+            ring_v = self._advance(ring_v, self.kv_groups)
             self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
             _scale_rows(acc_o, correction)
 
@@ -438,16 +438,28 @@ class _Base:
         warpgroup.wait_group(0)
         v_pipe.consumer_release(ring_v)
 
-    def _ring_at(self, tile, stages):
-        """Consumer state of the ring stage that holds the ``tile``-th tile loaded."""
-        return pipeline.PipelineState(stages, Int32(0), Int32(tile % stages), Int32(tile // stages % 2))
+    def _ring_at(self, position, stages):
+        """Consumer state of the ring stage that the ``position``-th load fills."""
+        return pipeline.PipelineState(stages, Int32(0), Int32(position % stages), Int32(position // stages % 2))
 
     @cute.jit
-    def _next(self, ring):
-        """The ring moved to this group's next tile."""
-        for _ in cutlass.range_constexpr(self.kv_groups):
+    def _advance(self, ring, steps: cutlass.Constexpr[int]):
+        """The ring moved on by ``steps`` stages."""
+        for _ in cutlass.range_constexpr(steps):
             ring.advance()
         return ring
+
+    @cute.jit
+    def _release_k(self, k_pipe, ring, younger: cutlass.Constexpr[int]):
+        """Free a tile's K stages as its wgmma groups end, ``younger`` groups having been issued after them.
+
+        Returns the ring at this group's next tile.
+        """
+        for part in cutlass.range_constexpr(self.k_sub):
+            warpgroup.wait_group(self.k_sub - 1 - part + younger)
+            k_pipe.consumer_release(ring)
+            ring.advance()
+        return self._advance(ring, self.k_sub * (self.kv_groups - 1))
 
     @cute.jit
     def _merge_groups(self, scratch, acc_o, maximum, total, group, scale):
@@ -481,16 +493,21 @@ class _Base:
         cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=self.consumers * WARP_GROUP_THREADS)
 
     @cute.jit
-    def _issue_s(self, mma_s, frag_q, frag_k, stage):
-        """Start S = Q K^T for one tile and return its accumulator; the caller waits."""
+    def _issue_s(self, mma_s, frag_q, frag_k, k_pipe, ring):
+        """Start S = Q K^T for one tile, a wgmma group for each K stage of it, and return its accumulator."""
         acc_s = cute.make_rmem_tensor(mma_s.partition_shape_C((BLOCK_ROWS, self.kv_tile)), Float32)
-        _issue(mma_s, acc_s, frag_q, frag_k[None, None, None, stage], clear=True)
+        steps = cute.size(frag_k, mode=[2])
+        stage = ring.clone()
+        for part in cutlass.range_constexpr(self.k_sub):
+            k_pipe.consumer_wait(stage)
+            _issue(mma_s, acc_s, frag_q, frag_k[None, None, None, stage.index], part * steps, clear=part == 0)
+            stage.advance()
         return acc_s
 
     @cute.jit
     def _issue_o(self, mma_o, acc_o, frag_p, frag_v, stage):
         """Start O += P V for one tile; the caller waits."""
-        _issue(mma_o, acc_o, frag_p, frag_v[None, None, None, stage], clear=False)
+        _issue(mma_o, acc_o, frag_p, frag_v[None, None, None, stage], 0, clear=False)
 
     @cute.jit
     def _mask_tail(self, acc_s, columns, valid):
@@ -643,14 +660,14 @@ def _rows_of(acc):
 
 
 @cute.jit
-def _issue(mma, acc, frag_a, frag_b, clear: cutlass.Constexpr[bool]):
-    """Issue acc (+)= A B^T as one committed wgmma group."""
+def _issue(mma, acc, frag_a, frag_b, first: cutlass.Constexpr[int], clear: cutlass.Constexpr[bool]):
+    """Issue acc (+)= A B^T over all of B's k blocks, and A's from ``first`` on, as one committed wgmma group."""
     warpgroup.fence()
     # A fresh atom: its accumulate field is set per use, which one shared across loops can't be.
     atom = cute.make_mma_atom(mma.op)
     atom.set(warpgroup.Field.ACCUMULATE, not clear)
-    for k in cutlass.range_constexpr(cute.size(frag_a, mode=[2])):
-        cute.gemm(atom, acc, frag_a[None, None, k], frag_b[None, None, k], acc)
+    for k in cutlass.range_constexpr(cute.size(frag_b, mode=[2])):
+        cute.gemm(atom, acc, frag_a[None, None, first + k], frag_b[None, None, k], acc)
         atom.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
 
