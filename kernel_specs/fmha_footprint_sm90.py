@@ -84,9 +84,11 @@ CONSTRAINTS: list[tuple[str, str, Callable[[dict], bool]]] = [
     ),
     (
         "residency",
-        "two CTAs share an SM, and two warp groups a row block, only at m_tile 64, and not both at once",
+        "two CTAs share an SM, and two warp groups a row block, only at m_tile 64, and not both at once; with two CTAs "
+        "the kernel starts with 128 registers a thread, which a wgmma 256 columns wide does not fit",
         lambda v: (v["ctas_per_sm"] == 1 and v["kv_groups"] == 1)
-        or (v["m_tile"] == 64 and v["ctas_per_sm"] * v["kv_groups"] == 2),
+        or (v["m_tile"] == 64 and v["ctas_per_sm"] == 1 and v["kv_groups"] == 2)
+        or (v["m_tile"] == 64 and v["ctas_per_sm"] == 2 and v["kv_groups"] == 1 and v["pv_n_tile"] <= 128),
     ),
     (
         "group_stages",
@@ -102,8 +104,8 @@ CONSTRAINTS: list[tuple[str, str, Callable[[dict], bool]]] = [
     ),
     (
         "registers",
-        "S, P and O of a consumer thread (kv_tile / 2 + kv_tile / 4 unless smem_p + pv_n_tile / 2 registers) must leave "
-        "room in its share of the register file, or ptxas spills and serialises wgmma",
+        "S, P and O of a consumer thread (kv_tile / 2 + kv_tile / 4 unless smem_p + pv_n_tile / 2 registers) must fit "
+        "its share of the register file, or ptxas spills and serialises wgmma",
         lambda v: tile_registers(**v) <= TILE_REGISTERS.get((consumers(v), v["ctas_per_sm"]), 0),
     ),
     (

@@ -19,6 +19,7 @@ Tensors (elements): q, o [batch, T, heads, head_dim]; k, v [batch, s_k, kv_heads
 """
 
 import math
+from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -66,7 +67,16 @@ def make_fmha(*, normalize, **scalars):
 
 
 class _Base:
-    """Everything but the entry point. All scalars are static; see the module's docstring for their meaning."""
+    """Everything but the entry point. All scalars are static.
+
+    Required: ``head_dim``, ``heads``, ``kv_heads``; ``m_tile`` rows and ``pv_n_tile`` output columns a CTA; ``kv_tile``
+    keys a step; ``kv_stage`` stages of the V ring; ``smem_p``: P goes through shared memory instead of registers;
+    ``normalize``: divide by the row sums, or write the statistics.
+
+    Optional: ``k_stage`` stages of the K ring (0: as V's), each holding 1 / ``k_sub`` of a tile's columns;
+    ``kv_groups`` consumer warp groups share each row block, taking every ``kv_groups``-th tile; ``cluster_m`` CTAs
+    with neighbouring rows share K and V by multicast; ``ctas_per_sm`` CTAs fit one SM's register file.
+    """
 
     def __init__(
         self, *, head_dim, heads, kv_heads, pv_n_tile, kv_tile, kv_stage, smem_p, normalize, m_tile,
@@ -103,6 +113,8 @@ class _Base:
         self.head_blocks = self.ratio // self.heads_per_block
         # Warp groups take turns, so that one's softmax runs under another's matrix products.
         self.take_turns = self.row_blocks > 1 and head_dim <= 128
+        # Rescaling a wide O costs as much as the softmax: do it while the tensor cores run the next S.
+        self.rescale_late = pv_n_tile > 128
 
     # ---- host side -------------------------------------------------------------------------------------------------
 
@@ -333,7 +345,9 @@ class _Base:
             cute.copy(q_tma[0], source, shared, tma_bar_ptr=q_pipe.producer_get_barrier(state))
 
     @cute.jit
-    def _load_ring(self, tma, tiled, smem, pipe, stages: cutlass.Constexpr[int], parts: cutlass.Constexpr[int], tiles, rank):
+    def _load_ring(
+        self, tma, tiled, smem, pipe, stages: cutlass.Constexpr[int], parts: cutlass.Constexpr[int], tiles, rank
+    ):
         """Stream the tiles of one operand through its ring, ``parts`` stages a tile, last tile of the sequence first.
 
         In a cluster each CTA fetches its part of a tile and multicasts it to all.
@@ -367,74 +381,70 @@ class _Base:
         """
         lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
         slice_s, slice_o = mma_s.get_slice(0), mma_o.get_slice(0)
-        frag_q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, row_block]
-        frag_k = slice_s.make_fragment_B(slice_s.partition_B(smem_k))
-        frag_v = slice_o.make_fragment_B(slice_o.partition_B(smem_v))
-        acc_o = cute.make_rmem_tensor(mma_o.partition_shape_C((BLOCK_ROWS, self.pv_n_tile)), Float32)
-        store_p, shared_p = None, None
+        work = SimpleNamespace(mma_s=mma_s, mma_o=mma_o, consumer=consumer, scale_log2=scale * LOG2_E)
+        work.q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, row_block]
+        work.k = slice_s.make_fragment_B(slice_s.partition_B(smem_k))
+        work.v = slice_o.make_fragment_B(slice_o.partition_B(smem_v))
         if const_expr(self.smem_p):
-            frag_p = slice_o.make_fragment_A(slice_o.partition_A(smem_p))[None, None, None, consumer]
-            store_p = _matrix_store(mma_s).get_slice(lane)
-            shared_p = store_p.partition_D(smem_p[None, None, consumer])
+            work.p = slice_o.make_fragment_A(slice_o.partition_A(smem_p))[None, None, None, consumer]
+            work.store_p = _matrix_store(mma_s).get_slice(lane)
+            work.shared_p = work.store_p.partition_D(smem_p[None, None, consumer])
         else:
-            frag_p = slice_o.make_fragment_A(slice_o.partition_shape_A((BLOCK_ROWS, self.kv_tile)))
-        maximum = cute.make_rmem_tensor(2, Float32)
-        total = cute.make_rmem_tensor(2, Float32)
-        acc_o.fill(0.0)
-        maximum.fill(-Float32.inf)
-        total.fill(0.0)
-        scale_log2 = scale * LOG2_E
-        columns = mma_s.get_slice(lane).partition_C(cute.make_identity_tensor((BLOCK_ROWS, self.kv_tile)))
-        self._open_turns(consumer)
+            work.p = slice_o.make_fragment_A(slice_o.partition_shape_A((BLOCK_ROWS, self.kv_tile)))
+        work.columns = mma_s.get_slice(lane).partition_C(cute.make_identity_tensor((BLOCK_ROWS, self.kv_tile)))
+        work.acc_o = cute.make_rmem_tensor(mma_o.partition_shape_C((BLOCK_ROWS, self.pv_n_tile)), Float32)
+        work.maximum = cute.make_rmem_tensor(2, Float32)
+        work.total = cute.make_rmem_tensor(2, Float32)
+        work.correction = cute.make_rmem_tensor(2, Float32)
+        work.acc_o.fill(0.0)
+        work.maximum.fill(-Float32.inf)
+        work.total.fill(0.0)
 
+        self._open_turns(consumer)
         q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
-        if const_expr(self.kv_groups > 1):
-            if group < tiles:
-                self._walk(
-                    mma_s, mma_o, frag_q, frag_k, frag_v, frag_p, store_p, shared_p, acc_o, maximum, total, columns,
-                    k_pipe, v_pipe, consumer, group, tiles, kv_len, scale_log2,
-                )  # fmt: skip
+        if const_expr(self.kv_groups == 1):
+            self._walk(work, k_pipe, v_pipe, group, tiles, kv_len)
         else:
-            self._walk(
-                mma_s, mma_o, frag_q, frag_k, frag_v, frag_p, store_p, shared_p, acc_o, maximum, total, columns,
-                k_pipe, v_pipe, consumer, group, tiles, kv_len, scale_log2,
-            )  # fmt: skip
+            if group < tiles:
+                self._walk(work, k_pipe, v_pipe, group, tiles, kv_len)
         self._close_turns(consumer)
-        return acc_o, maximum, total
+        return work.acc_o, work.maximum, work.total
 
     @cute.jit
-    def _walk(
-        self, mma_s, mma_o, frag_q, frag_k, frag_v, frag_p, store_p, shared_p, acc_o, maximum, total, columns,
-        k_pipe, v_pipe, consumer, group, tiles, kv_len, scale_log2,
-    ):  # fmt: skip
+    def _walk(self, work, k_pipe, v_pipe, group, tiles, kv_len):
         """Visit every ``kv_groups``-th tile from the ``group``-th on, last tile of the sequence first; at least one."""
         ring_k, ring_v = self._ring_at(group * self.k_sub, self.k_stage), self._ring_at(group, self.v_stage)
         # Only the last tile of the sequence can be ragged; it is group 0's first.
-        self._wait_turn(consumer)
-        acc_s = self._issue_s(mma_s, frag_q, frag_k, k_pipe, ring_k)
-        self._pass_turn(consumer)
+        self._wait_turn(work.consumer)
+        acc_s = self._issue_s(work, k_pipe, ring_k)
+        self._pass_turn(work.consumer)
         ring_k = self._release_k(k_pipe, ring_k, 0)
-        self._mask_tail(acc_s, columns, kv_len - (tiles - 1 - group) * self.kv_tile)
-        _softmax_step(acc_s, maximum, total, scale_log2)
-        self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
+        self._mask_tail(acc_s, work.columns, kv_len - (tiles - 1 - group) * self.kv_tile)
+        _softmax_step(acc_s, work)
+        self._put_p(acc_s, work)
 
-        # Steady state: S of this tile is issued before O of the previous one, so that the softmax runs beside the latter.
+        # Steady state: S of this tile is issued before O of the previous one; the softmax runs beside the latter.
         for _ in cutlass.range((tiles - 1 - group) // self.kv_groups, unroll=1):
-            self._wait_turn(consumer)
-            acc_s = self._issue_s(mma_s, frag_q, frag_k, k_pipe, ring_k)
+            self._wait_turn(work.consumer)
+            acc_s = self._issue_s(work, k_pipe, ring_k)
+            if const_expr(self.rescale_late):
+                _scale_rows(work.acc_o, work.correction)
             v_pipe.consumer_wait(ring_v)
-            self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
-            self._pass_turn(consumer)
+            self._issue_o(work, ring_v.index)
+            self._pass_turn(work.consumer)
             ring_k = self._release_k(k_pipe, ring_k, 1)
-            correction = _softmax_step(acc_s, maximum, total, scale_log2)
+            _softmax_step(acc_s, work)
             warpgroup.wait_group(0)
             v_pipe.consumer_release(ring_v)
             ring_v = self._advance(ring_v, self.kv_groups)
-            self._put_p(acc_s, frag_p, store_p, shared_p, consumer)
-            _scale_rows(acc_o, correction)
+            self._put_p(acc_s, work)
+            if const_expr(not self.rescale_late):
+                _scale_rows(work.acc_o, work.correction)
 
+        if const_expr(self.rescale_late):
+            _scale_rows(work.acc_o, work.correction)
         v_pipe.consumer_wait(ring_v)
-        self._issue_o(mma_o, acc_o, frag_p, frag_v, ring_v.index)
+        self._issue_o(work, ring_v.index)
         warpgroup.wait_group(0)
         v_pipe.consumer_release(ring_v)
 
@@ -493,21 +503,21 @@ class _Base:
         cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=self.consumers * WARP_GROUP_THREADS)
 
     @cute.jit
-    def _issue_s(self, mma_s, frag_q, frag_k, k_pipe, ring):
+    def _issue_s(self, work, k_pipe, ring):
         """Start S = Q K^T for one tile, a wgmma group for each K stage of it, and return its accumulator."""
-        acc_s = cute.make_rmem_tensor(mma_s.partition_shape_C((BLOCK_ROWS, self.kv_tile)), Float32)
-        steps = cute.size(frag_k, mode=[2])
+        acc_s = cute.make_rmem_tensor(work.mma_s.partition_shape_C((BLOCK_ROWS, self.kv_tile)), Float32)
+        steps = cute.size(work.k, mode=[2])
         stage = ring.clone()
         for part in cutlass.range_constexpr(self.k_sub):
             k_pipe.consumer_wait(stage)
-            _issue(mma_s, acc_s, frag_q, frag_k[None, None, None, stage.index], part * steps, clear=part == 0)
+            _issue(work.mma_s, acc_s, work.q, work.k[None, None, None, stage.index], part * steps, clear=part == 0)
             stage.advance()
         return acc_s
 
     @cute.jit
-    def _issue_o(self, mma_o, acc_o, frag_p, frag_v, stage):
+    def _issue_o(self, work, stage):
         """Start O += P V for one tile; the caller waits."""
-        _issue(mma_o, acc_o, frag_p, frag_v[None, None, None, stage], 0, clear=False)
+        _issue(work.mma_o, work.acc_o, work.p, work.v[None, None, None, stage], 0, clear=False)
 
     @cute.jit
     def _mask_tail(self, acc_s, columns, valid):
@@ -517,18 +527,18 @@ class _Base:
                 acc_s[i] = acc_s[i] if columns[i][1] < valid else -Float32.inf
 
     @cute.jit
-    def _put_p(self, acc_s, frag_p, store_p, shared_p, consumer):
+    def _put_p(self, acc_s, work):
         """Round P to bf16 as the A operand of the PV product: in registers, or through shared memory."""
         if const_expr(self.smem_p):
             rounded = cute.make_rmem_tensor(acc_s.layout, BFloat16)
             rounded.store(acc_s.load().to(BFloat16))
-            cute.copy(store_p, store_p.retile(rounded), shared_p)
+            cute.copy(work.store_p, work.store_p.retile(rounded), work.shared_p)
             # wgmma reads through the async proxy, and reads rows that other warps of the group wrote.
             cute.arch.fence_view_async_shared()
-            cute.arch.barrier(barrier_id=BARRIER_WARP_GROUP + consumer, number_of_threads=WARP_GROUP_THREADS)
+            cute.arch.barrier(barrier_id=BARRIER_WARP_GROUP + work.consumer, number_of_threads=WARP_GROUP_THREADS)
         else:
             # An accumulator's register order is the A operand's register order, 16 columns at a time.
-            rounded = cute.make_tensor(frag_p.iterator, acc_s.layout)
+            rounded = cute.make_tensor(work.p.iterator, acc_s.layout)
             rounded.store(acc_s.load().to(BFloat16))
 
     @cute.jit
@@ -673,19 +683,17 @@ def _issue(mma, acc, frag_a, frag_b, first: cutlass.Constexpr[int], clear: cutla
 
 
 @cute.jit
-def _softmax_step(acc_s, maximum, total, scale_log2):
-    """Replace raw scores by exp2(scale_log2 * (s - max)), update max and sum, and return the rows' corrections."""
+def _softmax_step(acc_s, work):
+    """Replace raw scores by exp2(scale_log2 * (s - max)); update the rows' max and sum, and O's correction for them."""
     rows = _rows_of(acc_s)
-    correction = cute.make_rmem_tensor(2, Float32)
     for r in cutlass.range_constexpr(2):
-        highest = _row_maximum(rows, r, maximum[r])
+        highest = _row_maximum(rows, r, work.maximum[r])
         highest = cute.arch.warp_reduction_max(highest, threads_in_group=4)
-        correction[r] = cute.math.exp2((maximum[r] - highest) * scale_log2, fastmath=True)
-        maximum[r] = highest
-        exponentials = cute.math.exp2(rows[r, None].load() * scale_log2 - highest * scale_log2, fastmath=True)
-        rows[r, None].store(exponentials)
-        total[r] = _row_sum(rows, r, total[r] * correction[r])
-    return correction
+        work.correction[r] = cute.math.exp2((work.maximum[r] - highest) * work.scale_log2, fastmath=True)
+        work.maximum[r] = highest
+        exponents = rows[r, None].load() * work.scale_log2 - highest * work.scale_log2
+        rows[r, None].store(cute.math.exp2(exponents, fastmath=True))
+        work.total[r] = _row_sum(rows, r, work.total[r] * work.correction[r])
 
 
 @cute.jit
