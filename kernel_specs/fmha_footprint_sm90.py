@@ -86,16 +86,20 @@ CONSTRAINTS: list[tuple[str, str, Callable[[dict], bool]]] = [
         "residency",
         "two CTAs share an SM, and two warp groups a row block, only at m_tile 64, and not both at once; with two CTAs "
         "the kernel starts with 128 registers a thread, which a wgmma 256 columns wide does not fit",
-        lambda v: (v["ctas_per_sm"] == 1 and v["kv_groups"] == 1)
-        or (v["m_tile"] == 64 and v["ctas_per_sm"] == 1 and v["kv_groups"] == 2)
-        or (v["m_tile"] == 64 and v["ctas_per_sm"] == 2 and v["kv_groups"] == 1 and v["pv_n_tile"] <= 128),
+        lambda v: (
+            (v["ctas_per_sm"] == 1 and v["kv_groups"] == 1)
+            or (v["m_tile"] == 64 and v["ctas_per_sm"] == 1 and v["kv_groups"] == 2)
+            or (v["m_tile"] == 64 and v["ctas_per_sm"] == 2 and v["kv_groups"] == 1 and v["pv_n_tile"] <= 128)
+        ),
     ),
     (
         "group_stages",
         "a ring stage must always serve the same KV group, or a group would miss a phase of its barrier: kv_stage and "
         "k_stage / k_sub are multiples of kv_groups",
-        lambda v: v["kv_groups"] == 1
-        or (v["kv_stage"] % v["kv_groups"] == 0 and v["k_stage"] % (v["kv_groups"] * v["k_sub"]) == 0),
+        lambda v: (
+            v["kv_groups"] == 1
+            or (v["kv_stage"] % v["kv_groups"] == 0 and v["k_stage"] % (v["kv_groups"] * v["k_sub"]) == 0)
+        ),
     ),
     (
         "group_exchange",

@@ -573,9 +573,7 @@ class _Base:
         cute.arch.barrier(barrier_id=BARRIER_WARP_GROUP + consumer, number_of_threads=WARP_GROUP_THREADS)
         if cute.arch.make_warp_uniform(lane // 32) == 0:
             tiler = ((self.heads_per_block, self.positions_per_block), self.pv_n_tile)
-            tile = cute.local_tile(
-                o_tma[1][None, None, batch], tiler, ((head_block, position_block), column_slice)
-            )
+            tile = cute.local_tile(o_tma[1][None, None, batch], tiler, ((head_block, position_block), column_slice))
             shared, target = cpasync.tma_partition(
                 o_tma[0], 0, cute.make_layout(1), cute.group_modes(block_o, 0, 2), cute.group_modes(tile, 0, 2)
             )
@@ -589,7 +587,7 @@ class _Base:
     @cute.jit
     def _open_turns(self, consumer):
         """Give warp group 0 the first turn."""
-        if const_expr(self.take_turns):
+        if const_expr(self.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
             if consumer == self.consumers - 1:
                 cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
@@ -607,7 +605,7 @@ class _Base:
     @cute.jit
     def _close_turns(self, consumer):
         """Take the turn that the last warp group passed last, so that no barrier is left half full."""
-        if const_expr(self.take_turns):
+        if const_expr(self.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
             if consumer == 0:
                 cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
