@@ -51,7 +51,7 @@ BUFFER_ALIGN_BYTES = 1024
 class _FmhaForwardSm100:
     """The kernel of one variant; a subclass adds the entry point with its arguments.
 
-    head_dim    columns of Q and K, and of V and O over all slices: 64 or 128
+    head_dim    columns of Q and K, and of V and O over all slices: 64, 128, 256 or 512
     heads       query heads; `heads / kv_heads` of them share a KV head and are packed into M
     kv_heads    key and value heads
     pv_n_tile   columns of V and O a CTA owns; `head_dim / pv_n_tile` CTAs repeat QK and softmax
@@ -109,11 +109,13 @@ class _FmhaForwardSm100:
         self.warps = 12
         self.threads = self.warps * WARP
         self.role_threads = len(self.softmax_warps) * WARP
-        # 3 x 168 registers a thread at launch (65,536 / 384 threads, in eights), handed out anew:
-        # a softmax thread holds a row of S (up to 128 registers) and its bf16 P (up to 64) at once.
-        self.softmax_registers = 240
-        self.correction_registers = 168
-        self.other_registers = 96
+        # 168 registers a thread at launch (65,536 over 384 threads, rounded down to eights), handed out
+        # anew, 504 over the three warp groups. A softmax thread holds a row of S (up to 128 registers)
+        # and of bf16 P (up to 64); the MMA thread keeps the descriptors of all k-steps (at head_dim 512
+        # it spilt with 144); a correction thread holds one 64-column piece of O.
+        self.softmax_registers = 184
+        self.correction_registers = 136
+        self.issue_registers = 184
 
         # Barrier 0 is __syncthreads.
         both = 2 * self.role_threads
@@ -365,7 +367,7 @@ class _FmhaForwardSm100:
             )
 
         if warp >= self.correction_warps[0] and warp < self.mma_warp:
-            # Neither more nor fewer registers than at launch: no setmaxnreg.
+            cute.arch.setmaxregister_decrease(self.correction_registers)
             tmem.allocate(self.tmem_columns)
             tmem.relinquish_alloc_permit()
             nvvm.tcgen05_fence("before_thread_sync")
@@ -376,7 +378,7 @@ class _FmhaForwardSm100:
             )
 
         if warp >= self.mma_warp:
-            cute.arch.setmaxregister_decrease(self.other_registers)
+            cute.arch.setmaxregister_increase(self.issue_registers)
             if warp == self.load_warp:
                 self._load_role(
                     qk_thread, pv_thread, (tma_q, q_tma, s_q), (tma_k, k_tma, s_k), (tma_v, v_tma, s_v),
@@ -793,8 +795,6 @@ class _FmhaForwardSm100:
         to_s = store.get_slice(row).partition_D(s_o)
 
         nvvm.tcgen05_fence("after_thread_sync")
-        # The tensor core read Q through the async proxy; the stores below go through the generic one.
-        cute.arch.fence_view_async_shared()
         for i in cutlass.range_constexpr(self.epi_tiles):
             tile = cute.make_tensor(t_o.iterator + i * SWIZZLE_COLUMNS, tile_layout)
             r_o = cute.make_rmem_tensor(shape, Float32)
