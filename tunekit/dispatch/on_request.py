@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,19 @@ class OnRequestCompiler:
                 return self._run(key, request)
 
     def _run(self, key: str, request: CompileRequest) -> tuple[Artifact | None, str]:
-        from tunekit.jobs import Limits, Pool, Task
+        from tunekit.jobs import Limits, Pool, compile_task  # here: a server that never compiles needs none of it
 
         settings = self._settings
+        backend_s = limit_s(None, settings.compile_limit_s, self._spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S)
         limits = Limits(
-            trace_s=limit_s(None, settings.trace_limit_s, None, DEFAULT_TRACE_LIMIT_S),
-            backend_s=limit_s(None, settings.compile_limit_s, self._spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S),
+            trace_s=min(backend_s, limit_s(None, settings.trace_limit_s, None, DEFAULT_TRACE_LIMIT_S)),
+            backend_s=backend_s,
             memory_bytes=settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES,
         )
         backend = self._spec.implementation(request.implementation).backend
         with Pool(workers=1, warm=(backend,), limits=limits) as pool:
-            (result,) = pool.run([Task(key, request.to_payload())])
-        value: dict[str, Any] = result.value or {}
+            (result,) = pool.run([compile_task(request)])
+        value: Mapping[str, Any] = result.value or {}
         if result.status is not Status.OK or "so" not in value.get("files", {}):
             return None, f"it does not compile ({result.status}: {result.reason or 'no reason given'})"
         artifact = self._store.put(
