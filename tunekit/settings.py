@@ -6,6 +6,7 @@ the spec, then the default. Nothing reads the environment after this.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping
@@ -63,10 +64,11 @@ def load_settings(environ: Mapping[str, str] | None = None, *, database: Path | 
 
 def _default_cache() -> Path:
     """The user's cache directory; without a home, a private one under the temp directory."""
-    try:
-        return Path(platformdirs.user_cache_dir("tunekit", appauthor=False))
-    except (RuntimeError, KeyError):
-        return Path(f"/tmp/tunekit-{os.getuid()}")
+    with contextlib.suppress(RuntimeError, KeyError):
+        cache = Path(platformdirs.user_cache_dir("tunekit", appauthor=False))
+        if cache.is_absolute():  # older platformdirs hand back a literal ~
+            return cache
+    return Path(f"/tmp/tunekit-{os.getuid()}")
 
 
 def positive_number(env: Mapping[str, str], name: str) -> float | None:

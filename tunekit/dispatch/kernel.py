@@ -24,7 +24,7 @@ from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.errors import NoKernelError, TunekitError, UserError
 from tunekit.model import Artifact, Choice, Level, Values
 from tunekit.settings import load_settings
-from tunekit.spec import KernelSpec, ScalarArg, TensorArg, load_spec
+from tunekit.spec import KernelSpec, ScalarArg, TensorArg, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 
 logger = logging.getLogger("tunekit")
@@ -62,19 +62,11 @@ def load(
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
-    reference = _absolute(str(name))
+    reference = absolute_reference(str(name))
     spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
     return Kernel(spec, settings.database, library, compiler, strict, devices or TorchDevices())
-
-
-def _absolute(reference: str) -> str:
-    """A reference by path made good for another process's working directory."""
-    path, colon, name = reference.partition(".py:")
-    if colon:
-        return f"{Path(path + '.py').absolute()}:{name}"
-    return str(Path(reference).absolute()) if reference.endswith(".py") else reference
 
 
 class Kernel:
@@ -241,12 +233,11 @@ class Kernel:
             return None, lacks
         if self._library.has_failed(key):
             return None, lacks
-        artifact, why = self._compiler.compile(key, candidate.variant, problem)
+        artifact, why = self._compiler.compile(candidate.variant, problem)
+        self._counts["compiled"] = self._compiler.compiled
         if artifact is None:
             self._library.rule_out(key, why)
-            return None, why
-        self._counts["compiled"] += 1
-        return artifact, ""
+        return artifact, why
 
     def _lacking(self, candidate: Candidate, why: str) -> None:
         """Count and say, once a variant, that a recorded choice can't serve."""

@@ -22,12 +22,13 @@ from sqlite_utils import Database
 
 from tunekit.errors import DatabaseError
 from tunekit.store import files
-from tunekit.store.migrations import STEPS, Step, migrate
+from tunekit.store.migrations import STEPS, Step, check_ours, migrate
 
 T = TypeVar("T")
 log = logging.getLogger("tunekit")
 
 DATABASE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
+SMALLEST = 512  # bytes: one page of the smallest size
 SIBLINGS = ("-wal", "-shm", "-journal")
 
 
@@ -136,8 +137,7 @@ def create(path: Path, *, busy_s: float, vfs: str | None, steps: Sequence[Step] 
 
 def _migrate(connection: sqlite3.Connection, path: Path, busy_s: float, steps: Sequence[Step]) -> None:
     db = Database(connection)
-    if connection.execute("PRAGMA user_version").fetchone()[0] == len(steps):
-        migrate(db, path, steps)
+    if check_ours(db, path, steps) == len(steps):
         return
     retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), path, busy_s)
     try:
@@ -182,6 +182,7 @@ def open_database(
             raise cannot_write(path, "no permission to write the file")
         connection = connect(path, busy_s=busy_s, vfs=vfs)
         try:
+            check_ours(Database(connection), path, steps)  # before anything is changed
             mode = retry_busy(lambda: write_ahead(connection, path), path, busy_s)  # noqa: B023 (called at once)
             _migrate(connection, path, busy_s, steps)
             return connection, mode
@@ -210,8 +211,9 @@ def damage_of(path: Path, *, vfs: str | None = None, thorough: bool = False) -> 
             return "a directory"
         raise DatabaseError(f"{path} is a directory; name a file with --db or TUNEKIT_DB")
     try:
-        if path.stat().st_size == 0:
-            return "empty"
+        size = path.stat().st_size
+        if size < SMALLEST:  # SQLite takes these for a database that is still empty
+            return f"truncated to {size} bytes"
     except FileNotFoundError:
         return None
     except OSError as error:

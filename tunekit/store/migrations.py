@@ -105,13 +105,13 @@ def known_bad(db: Any) -> None:
 STEPS: tuple[Step, ...] = (sweeps_and_environments, trials, winners, known_bad)
 
 
-def migrate(db: Any, path: object, steps: Sequence[Step] = STEPS) -> None:
-    """Take the steps that a database lacks, all in the open transaction or none.
+def check_ours(db: Any, path: object, steps: Sequence[Step] = STEPS) -> int:
+    """The schema version of a database, once it is known that this tunekit may write to it.
 
     Raises:
         DatabaseError: the file belongs to another application, or to a newer tunekit.
     """
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
     owner = db.execute("PRAGMA application_id").fetchone()[0]
     if owner != APPLICATION_ID and (owner or db.table_names()):
         raise DatabaseError(f"{path} is another application's database; name another file with --db or TUNEKIT_DB")
@@ -120,6 +120,16 @@ def migrate(db: Any, path: object, steps: Sequence[Step] = STEPS) -> None:
             f"{path} has schema {version}, this tunekit knows up to {len(steps)}: upgrade tunekit,"
             " or name another file with --db or TUNEKIT_DB (nothing was changed)"
         )
+    return version
+
+
+def migrate(db: Any, path: object, steps: Sequence[Step] = STEPS) -> None:
+    """Take the steps that a database lacks, all in the open transaction or none.
+
+    Raises:
+        DatabaseError: as `check_ours`.
+    """
+    version = check_ours(db, path, steps)
     for step in steps[version:]:
         step(db)
     if version < len(steps):

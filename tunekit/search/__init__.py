@@ -1,0 +1,6 @@
+"""Which variants to try next: strategies behind one ask/tell protocol."""
+
+from tunekit.search.protocol import Budget, Strategy, Told, parse_budget
+from tunekit.search.strategies import STRATEGIES, make_strategy
+
+__all__ = ["STRATEGIES", "Budget", "Strategy", "Told", "make_strategy", "parse_budget"]
