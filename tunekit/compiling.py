@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tunekit import identity
 from tunekit.backends import CompileRequest, symbol_of
-from tunekit.jobs import Event, Pool, Task, TaskResult
+from tunekit.jobs import Event, Pool, TaskResult, compile_task
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
 from tunekit.space import compile_key
 from tunekit.spec import KernelSpec
@@ -127,7 +127,7 @@ class Compiler:
         for key, unit in mine.items():
             out_dir = scratch / key[:24]
             out_dir.mkdir(exist_ok=True)
-            tasks.append(Task(id=key, payload=unit.request(out_dir).to_payload()))
+            tasks.append(compile_task(unit.request(out_dir), id=key))
         for result in self.pool.run(tasks, on_event):
             unit = mine[result.id]
             outcome = self._keep(unit, result)

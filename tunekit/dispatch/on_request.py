@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class OnRequestCompiler:
         backend = self._spec.implementation(request.implementation).backend
         with Pool(workers=1, warm=(backend,), limits=limits) as pool:
             (result,) = pool.run([Task(key, request.to_payload())])
-        value: dict[str, Any] = result.value or {}
+        value: Mapping[str, Any] = result.value or {}
         if result.status is not Status.OK or "so" not in value.get("files", {}):
             return None, f"it does not compile ({result.status}: {result.reason or 'no reason given'})"
         artifact = self._store.put(

@@ -12,7 +12,7 @@ from tunekit.model import Outcome, Stage, Trial, Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
-from tunekit.store.standing import classify
+from tunekit.store.standing import classify, comparable
 from tunekit.sweep.options import Target
 
 FINALISTS = 4
@@ -43,15 +43,20 @@ class Measurer:
     resume: bool
     retry_failed: bool
 
-    def earlier(self, units: Sequence[Unit]) -> dict[str, Outcome]:
-        """What former sweeps found out here about these units, by compile key: times, and wrong results."""
+    def earlier(self) -> dict[str, Outcome]:
+        """What former sweeps found out here for this problem, by compile key: search times, and failures."""
         if not self.resume:
             return {}
-        keys, here = [unit.key for unit in units], self.target.environment
-        wrong = self.store.done(Stage.VERIFY, keys, problem=self.problem, environment=here)
-        timed = self.store.done(Stage.MEASURE, keys, problem=self.problem, environment=here)
-        known = {key: t.outcome for key, t in wrong.items() if not t.outcome.ok and not self.retry_failed}
-        known |= {key: t.outcome for key, t in timed.items() if t.outcome.ok and is_current(t.protocol, "search")}
+        here = comparable(self.target.environment)
+        known: dict[str, Outcome] = {}
+        for trial in self.store.trials(spec=self.spec.name, arch=self.target.arch.name, problem=self.problem):
+            outcome = trial.outcome
+            if comparable(trial.environment) != here or outcome.stage not in (Stage.VERIFY, Stage.MEASURE):
+                continue
+            if outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search"):
+                known[trial.compile_key] = outcome
+            elif not outcome.ok and not self.retry_failed:
+                known[trial.compile_key] = outcome
         return known
 
     def check(self, unit: Unit) -> Outcome:

@@ -157,7 +157,7 @@ class ProblemRun:
         if measurer is None or not ready:
             return
         self._emit("phase", text="verify and measure", total=len(ready))
-        earlier = measurer.earlier([unit for unit, _ in ready])
+        earlier = measurer.earlier()
         for index, (unit, outcome) in enumerate(ready, 1):
             self._emit("started", variant=unit.variant, text="measure", done=index - 1, total=len(ready))
             measured = earlier.get(unit.key) or measurer.check(unit)
@@ -167,15 +167,15 @@ class ProblemRun:
 
     def _on_compile(self, wanted: Sequence[Unit]) -> Callable[[Event], None]:
         """Turns the pool's events into the sweep's: what compiles now, in which phase, for how long."""
-        by_key = {unit.key: unit for unit in wanted}
-        total = len(by_key)
+        variants = {unit.key: unit.variant for unit in wanted}
+        pool = self.run.compiler.pool
 
         def tell(event: Event) -> None:
-            unit = by_key.get(event.id)
-            running = tuple((str(by_key[r.id].variant), r.phase, r.seconds) for r in event.running if r.id in by_key)
-            kind = "started" if event.kind == "started" else "phase"
-            variant = unit.variant if unit and kind == "started" else None
-            self.run.on_event(SweepEvent(kind, variant=variant, total=total, running=running))  # type: ignore[arg-type]
+            running = tuple((str(variants[now.task]), now.phase, now.seconds) for now in pool.running())
+            if event.kind == "started":
+                self._emit("started", variant=variants[event.task], total=len(variants), running=running)
+            else:
+                self._emit("phase", total=len(variants), running=running)
 
         return tell
 
