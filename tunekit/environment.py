@@ -32,8 +32,11 @@ def visible_index(device: int, environ: dict[str, str] | None = None) -> int | s
 
 
 @functools.cache
-def environment(device: int = 0) -> Environment:
-    """The environment of CUDA device `device`; its GPU fields are None where there is none."""
+def environment(device: int = 0, uuid: str | None = None) -> Environment:
+    """The environment of CUDA device `device`; its GPU fields are None where there is none.
+
+    `uuid`, where known, names the GPU beyond doubt: CUDA's order of devices may differ from NVML's.
+    """
     versions = {
         "cutlass_dsl": distribution_version("nvidia-cutlass-dsl"),
         "tvm_ffi": distribution_version("apache-tvm-ffi"),
@@ -41,11 +44,11 @@ def environment(device: int = 0) -> Environment:
         "python": platform.python_version(),
         "tunekit": distribution_version("tunekit") or "0+unknown",
     }
-    gpu = _gpu_facts(device)
+    gpu = _gpu_facts(device, uuid)
     return Environment(**versions, **gpu)  # type: ignore[arg-type]
 
 
-def _gpu_facts(device: int) -> dict[str, str | float | None]:
+def _gpu_facts(device: int, uuid: str | None) -> dict[str, str | float | None]:
     try:
         import pynvml
     except ImportError:
@@ -55,9 +58,7 @@ def _gpu_facts(device: int) -> dict[str, str | float | None]:
     except pynvml.NVMLError:
         return {}
     try:
-        index = visible_index(device)
-        by_index = isinstance(index, int)
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index) if by_index else pynvml.nvmlDeviceGetHandleByUUID(index)
+        handle = _handle(pynvml, device, uuid)
         arch = arch_of_device(tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         return {
@@ -73,6 +74,18 @@ def _gpu_facts(device: int) -> dict[str, str | float | None]:
         return {}
     finally:
         pynvml.nvmlShutdown()
+
+
+def _handle(pynvml: Any, device: int, uuid: str | None) -> Any:
+    """NVML's handle of a GPU: by UUID where that is known and found, else by visible index."""
+    if uuid is not None:
+        try:
+            return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        except pynvml.NVMLError:
+            pass  # a MIG slice's UUID, as CUDA tells it, may not be one that NVML knows
+    index = visible_index(device)
+    by_index = isinstance(index, int)
+    return pynvml.nvmlDeviceGetHandleByIndex(index) if by_index else pynvml.nvmlDeviceGetHandleByUUID(index)
 
 
 def _clocks_policy(pynvml: Any, handle: Any) -> str:

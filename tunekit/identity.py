@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ from typing import Any
 from tunekit.model import Values, Variant, to_json
 
 TOOLCHAIN = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
+INSTALLED = frozenset({"site-packages", "dist-packages", "dsl_packages"})
+STDLIB = Path(inspect.__file__).resolve().parent
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def digest(value: Any) -> str:
@@ -50,10 +54,13 @@ def toolchain() -> dict[str, str | None]:
     return {name: distribution_version(name) for name in TOOLCHAIN}
 
 
-def compile_key(variant: Variant, static: Values, sources: str, options: str) -> str:
+def compile_key(
+    variant: Variant, static: Values, sources: str, options: str, tools: Mapping[str, str | None] | None = None
+) -> str:
     """The key of one compile, 64 hex digits.
 
-    `sources` is :func:`fingerprint` of the implementation's build function.
+    `sources` is :func:`fingerprint` of the implementation's build function; `tools`
+    the :func:`toolchain`, where it is not the one installed here.
     """
     return digest(
         {
@@ -61,7 +68,7 @@ def compile_key(variant: Variant, static: Values, sources: str, options: str) ->
             "static": to_json(static),
             "sources": sources,
             "options": options,
-            "toolchain": toolchain(),
+            "toolchain": toolchain() if tools is None else dict(tools),
         }
     )
 
@@ -74,76 +81,90 @@ def fingerprint(function: Callable[..., Any]) -> str:
     functions. Installed packages count by their version (see :func:`toolchain`).
     Imports made from computed names can't be seen.
     """
-    return digest(_describe(function, frozenset()))
+    file = _source_file(function)
+    return digest(_describe(function, file.parent if file else None, frozenset()))
 
 
-def _describe(value: Any, seen: frozenset[int]) -> Any:
-    """A stable description of what a function depends on besides its arguments."""
+def _describe(value: Any, home: Path | None, seen: frozenset[int]) -> Any:
+    """A stable description of what a function depends on besides its arguments; `home` is its directory."""
     if id(value) in seen:
         return "recursive"
     seen = seen | {id(value)}
+
+    def inner(part: Any) -> Any:
+        return _describe(part, home, seen)
+
     if isinstance(value, functools.partial):
-        return ["partial", _describe(value.func, seen), _describe(value.args, seen), _describe(value.keywords, seen)]
+        return ["partial", inner(value.func), inner(value.args), inner(value.keywords)]
     if isinstance(value, types.MethodType):
-        return ["method", _describe(value.__func__, seen), _describe(vars(value.__self__), seen)]
+        return ["method", inner(value.__func__), inner(value.__self__)]
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [
-            "function",
-            value.__qualname__,
-            _sources(inspect.getsourcefile(value)),
-            [_describe(cell, seen) for cell in cells],
-            _describe(value.__defaults__ or (), seen),
-            _describe(value.__kwdefaults__ or {}, seen),
-        ]
+        cells = [inner(cell.cell_contents) for cell in value.__closure__ or ()]
+        defaults = [inner(value.__defaults__ or ()), inner(value.__kwdefaults__ or {})]
+        return ["function", value.__qualname__, _sources(value, home), cells, *defaults]
     if isinstance(value, type):
-        return ["class", value.__qualname__, _sources(inspect.getsourcefile(value))]
+        bases = [inner(base) for base in value.__bases__ if base is not object]
+        return ["class", value.__module__, value.__qualname__, _sources(value, home), bases]
     if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *(_describe(item, seen) for item in value)]
+        return [type(value).__name__, *map(inner, value)]
     if isinstance(value, (set, frozenset)):
-        return ["set", *sorted(json.dumps(_describe(item, seen), sort_keys=True) for item in value)]
+        return ["set", *sorted(json.dumps(inner(item), sort_keys=True) for item in value)]
     if isinstance(value, Mapping):
-        return {str(name): _describe(item, seen) for name, item in value.items()}
+        return {str(name): inner(item) for name, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return [type(value).__name__, repr(value)]
     if isinstance(value, types.ModuleType):
         return ["module", value.__name__]
     if hasattr(value, "__dict__"):
-        return [type(value).__qualname__, _describe(vars(value), seen)]
-    return [type(value).__qualname__, repr(value)]
+        return ["object", inner(type(value)), inner(vars(value))]
+    return ["object", inner(type(value)), ADDRESS.sub("", repr(value))]
 
 
-def _sources(file: str | None) -> Any:
-    if file is None:
+def _source_file(value: Any) -> Path | None:
+    """The file that a function or class was read from; None for builtin and typed-in ones."""
+    try:
+        file = inspect.getsourcefile(value)
+    except TypeError:
         return None
-    return [[name, content] for name, content in sorted(source_closure(Path(file)).items())]
+    return Path(file).resolve() if file and Path(file).is_file() else None
+
+
+def _sources(value: Any, home: Path | None) -> Any:
+    """What tells the source of a function or class: its files' hashes, or the package that installed it."""
+    file = _source_file(value)
+    if file is None or (_is_installed(file) and (home is None or not file.is_relative_to(home))):
+        return ["installed", str(value.__module__).partition(".")[0]]
+    return [[name, content] for name, content in sorted(source_closure(file).items())]
 
 
 def source_closure(file: Path) -> dict[str, str]:
     """The content hash of `file` and of every file of its tree that it imports, by name.
 
     Names are paths relative to the directory of `file`, so that a moved checkout
-    keeps its keys.
+    keeps its keys; files elsewhere go by their directory's name, and one of a name
+    that is taken by its content too.
     """
     root = file.resolve().parent
     hashes: dict[str, str] = {}
+    done: set[Path] = set()
     pending = [file.resolve()]
     while pending:
         path = pending.pop()
-        name = _relative(path, root)
-        if name in hashes:
+        if path in done:
             continue
+        done.add(path)
         content = path.read_bytes()
-        hashes[name] = hashlib.sha256(content).hexdigest()
+        hashed = hashlib.sha256(content).hexdigest()
+        name = _relative(path, root)
+        hashes[f"{name} {hashed}" if name in hashes else name] = hashed
         pending.extend(_imported_files(path, content, root))
     return hashes
 
 
 def _relative(path: Path, root: Path) -> str:
-    try:
+    if path.is_relative_to(root):
         return path.relative_to(root).as_posix()
-    except ValueError:
-        return f"{path.parent.name}/{path.name}"
+    return f"{path.parent.name}/{path.name}"
 
 
 def _imported_files(path: Path, content: bytes, root: Path) -> list[Path]:
@@ -175,16 +196,19 @@ def _imported_files(path: Path, content: bytes, root: Path) -> list[Path]:
 def _roots(path: Path, root: Path) -> list[Path]:
     """Where an absolute import of the user's own code may lie; never site-packages or the stdlib."""
     own = [Path(entry).resolve() for entry in sys.path if entry and _is_own(entry)]
-    return [root, path.parent, *own]
+    return [*(near for near in (root, path.parent) if near.name not in INSTALLED), *own]
 
 
 @functools.cache
 def _is_own(entry: str) -> bool:
     path = Path(entry)
-    named = {"site-packages", "dist-packages", "dsl_packages"} & set(path.parts)
-    installed = bool(named) or any(path.glob("*.dist-info"))
-    stdlib = path.resolve() == Path(inspect.__file__).resolve().parent
-    return not installed and not stdlib and not entry.endswith((".zip", "lib-dynload"))
+    installed = _is_installed(path) or any(path.glob("*.dist-info"))
+    return not installed and not entry.endswith((".zip", "lib-dynload"))
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a path is a package's or the standard library's."""
+    return bool(INSTALLED & set(path.parts)) or path.resolve().is_relative_to(STDLIB)
 
 
 def _resolve(parts: list[str], roots: list[Path]) -> list[Path]:

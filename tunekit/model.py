@@ -209,7 +209,9 @@ class Outcome:
 
     `seconds` is wall time per phase; `artifact` is the content hash of the
     exported object; `facts` are compiled facts (registers, spills, smem ...);
-    `samples_us` are microseconds a call, in the order taken.
+    `samples_us` are microseconds a call, in the order taken, by the method that
+    `protocol` names. `windows` has one entry for each timed window, the rejected
+    ones too: its time and what the GPU did meanwhile (clock, power, throttling).
     """
 
     stage: Stage
@@ -221,6 +223,8 @@ class Outcome:
     footprint: Footprint = Footprint()
     facts: Values = Values()
     samples_us: tuple[float, ...] = ()
+    protocol: str = ""
+    windows: tuple[Values, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -83,3 +83,14 @@ def positive_number(env: Mapping[str, str], name: str) -> float | None:
     if not (0 < number < math.inf):
         raise UserError(f"{name}={text!r} is not a positive number")
     return number
+
+
+def limit_s(argument: float | None, environment: float | None, spec: float | None, default: float) -> float:
+    """The limit that holds, in seconds: the first that is set of flag or API argument, environment, spec, default.
+
+    Raises:
+        UserError: an argument that is no positive finite number.
+    """
+    if argument is not None and not (0 < argument < math.inf):
+        raise UserError(f"a limit of {argument} s is not a positive number")
+    return next((float(value) for value in (argument, environment, spec) if value is not None), default)

@@ -7,14 +7,17 @@ The predicate here is the only one: list, sweep, probe and dispatch all ask
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tunekit import identity
-from tunekit.arch import Arch
-from tunekit.errors import UserError
+from tunekit.arch import ARCHES, Arch, parse_arch
+from tunekit.errors import SpecError, UserError
 from tunekit.model import Footprint, Values, Variant
 from tunekit.spec import Constraint, Implementation, KernelSpec
+
+# What a spec's small functions raise when they are wrong: misspelt names, wrong types, divisions by zero.
+SPEC_MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,42 @@ def implementations_on(spec: KernelSpec, arch: Arch, only: str | None = None) ->
     return fitting
 
 
+def choose_arch(spec: KernelSpec, asked: str | None, detected: str | None) -> tuple[Arch, str]:
+    """The architecture to work for, and why in a few words.
+
+    The one `asked` for; else the one `detected` on this machine, if the spec runs
+    there; else sm_100a; else the first of the table that an implementation supports.
+
+    Raises:
+        UserError: an unknown name, or no implementation runs on the one asked for.
+    """
+    if asked is not None:
+        arch = parse_arch(asked)
+        implementations_on(spec, arch)
+        return arch, "as asked"
+    runnable = [arch for arch in ARCHES.values() if any(i.unsupported(arch) is None for i in spec.implementations)]
+    for name, why in ((detected, "this machine's GPU"), ("sm_100a", "cross-compiled: not this machine's GPU")):
+        for arch in runnable:
+            if arch.name == name:
+                return arch, why
+    if not runnable:
+        raise UserError(f"{spec.name}: no implementation runs on any known architecture")
+    return runnable[0], "the first that the spec supports"
+
+
 def broken(implementation: Implementation, problem: Values, tunables: Values) -> Constraint | None:
-    """The first constraint that a point breaks, or None."""
+    """The first constraint that a point breaks, or None.
+
+    Raises:
+        SpecError: a constraint's own code fails, for example on a misspelt name.
+    """
     point = problem.merged(tunables)
     for constraint in implementation.constraints:
-        if not constraint.holds(point):
+        try:
+            holds = constraint.holds(point)
+        except SPEC_MISTAKES as error:
+            raise _mistake(error, implementation, f"constraint {constraint.name}", point) from error
+        if not holds:
             return constraint
     return None
 
@@ -96,7 +130,15 @@ def declared_footprint(implementation: Implementation, arch: Arch, problem: Valu
     """The footprint by the spec's own arithmetic; all unknown where it declares none."""
     if implementation.footprint is None:
         return Footprint()
-    return implementation.footprint(problem.merged(tunables), arch)
+    point = problem.merged(tunables)
+    try:
+        return implementation.footprint(point, arch)
+    except SPEC_MISTAKES as error:
+        raise _mistake(error, implementation, "footprint", point) from error
+
+
+def _mistake(error: Exception, implementation: Implementation, what: str, point: Values) -> SpecError:
+    return SpecError(f"{what} fails for {point}: {type(error).__name__}: {error}", field=implementation.name)
 
 
 def misfit(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> str | None:
@@ -108,3 +150,22 @@ def serves(spec: KernelSpec, variant: Variant, problem: Values) -> str | None:
     """Why `variant` may not be used for `problem`: the constraint it breaks; None if it may."""
     constraint = broken(spec.implementation(variant.implementation), problem, variant.tunables)
     return f"{constraint.name}: {constraint.why}" if constraint else None
+
+
+def compile_key(
+    spec: KernelSpec,
+    variant: Variant,
+    problem: Values,
+    *,
+    sources: str | None = None,
+    tools: Mapping[str, str | None] | None = None,
+) -> str:
+    """The compile key of `variant` for a complete `problem`: what its artifact is stored under.
+
+    `sources` is the :func:`identity.fingerprint` of the implementation's build function,
+    taken here where it isn't given; `tools` as for :func:`identity.compile_key`.
+    """
+    implementation = spec.implementation(variant.implementation)
+    if sources is None:
+        sources = identity.fingerprint(implementation.build)
+    return identity.compile_key(variant, spec.static(problem), sources, implementation.compile_options, tools)

@@ -2,7 +2,7 @@
 
 from tunekit.spec.axes import Axis, Constraint, Tolerance, Tunable
 from tunekit.spec.declare import Build, Implementation, KernelSpec, ScalarArg, TensorArg
-from tunekit.spec.load import list_specs, load_spec
+from tunekit.spec.load import absolute_reference, list_specs, load_spec
 
 __all__ = [
     "Axis",
@@ -14,6 +14,7 @@ __all__ = [
     "TensorArg",
     "Tolerance",
     "Tunable",
+    "absolute_reference",
     "list_specs",
     "load_spec",
 ]

@@ -206,7 +206,11 @@ class KernelSpec:
         if self.compile_limit_s is not None and not (0 < self.compile_limit_s < math.inf):
             raise SpecError(f"{self.compile_limit_s} must be positive", field="compile_limit_s")
         for example in self.examples:
-            self.problem(example)
+            try:
+                self.problem(example)
+            except SpecError as error:
+                of = f"{error.field}: " if error.field != self.name else ""
+                raise SpecError(f"{dict(example)}: {of}{error.message}", field="examples") from error
 
     @property
     def axis(self) -> dict[str, Axis]:
@@ -260,13 +264,13 @@ class KernelSpec:
         return self.tolerance.get(output, Tolerance())
 
 
-def misspelt_field(error: TypeError) -> str | None:
-    """For the TypeError of a declaration with an unknown field: a better message."""
+def misspelt_field(error: TypeError) -> tuple[str, str | None] | None:
+    """For the TypeError of a wrong call of a declaration: a better message, and the field where it is misspelt."""
     for declared in (KernelSpec, Implementation, Axis, TensorArg, ScalarArg, Tunable, Constraint, Tolerance):
         if f"{declared.__name__}.__init__()" in str(error):
             known = list(inspect.signature(declared).parameters)
             for name in str(error).split("'")[1::2]:
                 if name not in known:
-                    return f"{declared.__name__} has {unknown('field', name, known)}"
-            return str(error).replace("__init__() ", "")
+                    return f"{declared.__name__} has {unknown('field', name, known)}", name
+            return str(error).replace("__init__() ", ""), None
     return None

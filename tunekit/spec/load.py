@@ -66,6 +66,14 @@ def load_spec(reference: str) -> KernelSpec:
     )
 
 
+def absolute_reference(reference: str) -> str:
+    """A reference to a spec that loads from any working directory."""
+    path, colon, name = reference.partition(".py:")
+    if colon:
+        return f"{Path(path + '.py').absolute()}:{name}"
+    return str(Path(reference).absolute()) if reference.endswith(".py") else reference
+
+
 def _one_of(path: Path, wanted: str) -> KernelSpec:
     if not path.is_file():
         raise UserError(f"no spec file {path}")
@@ -132,9 +140,10 @@ def _import(path: Path) -> types.ModuleType:
         raise SpecError(error.msg, where=f"{error.filename}:{error.lineno}") from error
     except Exception as error:
         sys.modules.pop(name, None)
-        better = misspelt_field(error) if isinstance(error, TypeError) else None
-        message = better or f"{type(error).__name__}: {error}"
-        raise SpecError(message, where=_place(path, error, None)) from error
+        message, field = f"{type(error).__name__}: {error}", None
+        if isinstance(error, TypeError):
+            message, field = misspelt_field(error) or (message, None)
+        raise SpecError(message, field=field, where=_place(path, error, field)) from error
     module.__dict__["__tunekit_mtime__"] = path.stat().st_mtime_ns
     return module
 
@@ -148,17 +157,15 @@ def _place(path: Path, error: BaseException, field: str | None) -> str:
     return f"{path}:{line}"
 
 
-def _line_naming(path: Path, field: str, start: int | None) -> int | None:
-    """The line, within the statement at `start`, of the string or keyword `field`."""
-    tree = ast.parse(path.read_text())
-    first = start or 1
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.stmt) and statement.lineno <= first <= (statement.end_lineno or first):
-            if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-                continue
+def _line_naming(path: Path, field: str, start: int) -> int | None:
+    """The first line from `start` on, within the statement there, of the string or keyword `field`."""
+    lines: set[int] = set()
+    for statement in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(statement, ast.stmt) or isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            continue
+        if statement.lineno <= start <= (statement.end_lineno or start):
             for node in ast.walk(statement):
-                if isinstance(node, ast.Constant) and node.value == field and node.lineno >= first:
-                    return node.lineno
-                if isinstance(node, ast.keyword) and node.arg == field and node.value.lineno >= first:
-                    return node.value.lineno
-    return None
+                named = node.value if isinstance(node, ast.Constant) else getattr(node, "arg", None)
+                if named == field and isinstance(node, (ast.Constant, ast.keyword)):
+                    lines.add(node.lineno)
+    return min((line for line in lines if line >= start), default=None)

@@ -265,10 +265,14 @@ class Store:
         row = {"recorded_at": now()}
         self._write(lambda db: db["known_bad"].upsert({**row, **rows.known_bad_row(bad)}, pk="compile_key"))
 
-    def forget_bad(self, spec: str | None = None) -> int:
-        """Give remembered compiles another chance; how many were forgotten."""
-        where, wanted = ("", ()) if spec is None else (" WHERE spec = ?", (spec,))
-        return self._write(lambda db: int(db.execute(f"DELETE FROM known_bad{where}", wanted).rowcount))
+    def forget_bad(self, spec: str | None = None, compile_key: str | None = None) -> int:
+        """Give remembered compiles (all, a spec's, or one) another chance; how many were forgotten."""
+        given = {"spec": spec, "compile_key": compile_key}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        where = " AND ".join(f"{name} = ?" for name in wanted) or "1"
+        return self._write(
+            lambda db: int(db.execute(f"DELETE FROM known_bad WHERE {where}", tuple(wanted.values())).rowcount)
+        )
 
     # -- the whole
 

@@ -1,0 +1,41 @@
+# `make help` lists what there is. SPEC, ARCH and ARGS go on to the command: make sweep ARGS="--problem head_dim=64"
+SPEC ?= fmha
+ARCH ?=
+ARGS ?=
+LIMIT_S ?= 300
+
+TUNEKIT = .venv/bin/tunekit
+PYTEST = .venv/bin/python -m pytest
+arch = $(if $(ARCH),--arch $(ARCH))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep test test-slow test-gpu check lint bench
+
+help: ## Show this
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: ## Build .venv from pyproject.toml (quick when nothing changed)
+	@sh scripts/setup.sh
+
+sweep: setup ## Tune SPEC: without a GPU, cross-compile it for sm_100a
+	$(TUNEKIT) sweep $(SPEC) $(arch) $(ARGS)
+
+test: setup ## Run the tests that need no GPU
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+
+test-slow: setup ## Run the tests that need no GPU, the long ones too
+	$(PYTEST) -m "not gpu" $(ARGS)
+
+test-gpu: setup ## Run the tests that need an NVIDIA GPU
+	$(PYTEST) -m gpu tests/gpu $(ARGS)
+
+check: setup ## Check that the shipped specs' compile times stay under LIMIT_S seconds
+	$(TUNEKIT) check compile-time --limit-s $(LIMIT_S) $(arch) $(ARGS)
+
+lint: setup ## Run ruff and mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: setup ## Measure the figures that the README quotes
+	@for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file" || exit 1; done

@@ -1,0 +1,177 @@
+"""The fallback ladder, without artifacts: which variant, at which level, in what words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tunekit.dispatch.ladder import Candidate, Miss, distance, explain_no_kernel, make_table, steps, walk
+from tunekit.environment import environment
+from tunekit.model import Environment, Level, Values
+
+HERE = Environment(
+    gpu="NVIDIA H200", arch="sm_90a", driver="580.1", power_limit_w=700.0, mig="off", cuda="13.0", cutlass_dsl="4.8.1"
+)
+
+
+def top(table, problem):
+    """The first candidate of the ladder."""
+    return next(step for step in steps(table, table.spec.problem(problem)) if isinstance(step, Candidate))
+
+
+def levels(table, problem):
+    return [(step.level, isinstance(step, Candidate)) for step in steps(table, table.spec.problem(problem))]
+
+
+@pytest.fixture
+def host_table(tuned):
+    def build(*winners, shipped=(), protocol=None):
+        return make_table(tuned.spec, "host", environment(0), winners, shipped, protocol)
+
+    return build
+
+
+def test_exact_before_bucket_before_nearest_before_shipped_before_default(tuned, host_table):
+    exact = tuned.winner(tuned.variant(unroll=1), {"rows": 48})
+    bucket = tuned.winner(tuned.variant(unroll=2, delay_us=0), {"rows": 64})
+    near = tuned.winner(tuned.variant(unroll=4, delay_us=0), {"rows": 4096})
+    shipped = tuned.winner(tuned.variant(unroll=8, delay_us=0), {"rows": 48})
+    table = host_table(near, bucket, exact, shipped=[shipped])
+    found = [step for step in steps(table, tuned.spec.problem({"rows": 48})) if isinstance(step, Candidate)]
+    assert [step.level for step in found] == list(Level)
+    assert [step.variant.tunables.unroll for step in found] == [1, 2, 4, 8, 1]
+    assert "measured here" in found[0].why and "for this problem: 10 us" in found[0].why
+    assert "in the same bucket, at rows=64" in found[1].why
+    assert "6.42 octaves away" in found[2].why
+    assert "shipped with tunekit" in found[3].why
+
+
+def test_a_bucket_winner_serves_the_bucket_and_no_other(tuned, host_table):
+    """Case 52: tuned at 64, asked for 48: the bucket's winner; 65 is in another bucket."""
+    winner = tuned.winner(tuned.variant(unroll=4, delay_us=0), {"rows": 64})
+    table = host_table(winner)
+    assert (top(table, {"rows": 48}).level, top(table, {"rows": 48}).variant.id) == (Level.BUCKET, winner.variant.id)
+    assert top(table, {"rows": 33}).level is Level.BUCKET
+    assert top(table, {"rows": 65}).level is top(table, {"rows": 32}).level is Level.NEAREST
+
+
+def test_static_axes_are_never_mixed(tuned, host_table):
+    table = host_table(tuned.winner(tuned.variant(unroll=4, delay_us=0), {"rows": 64, "cols": 128}))
+    assert levels(table, {"rows": 64}) == [(level, level is Level.DEFAULT) for level in Level]
+
+
+def test_the_nearest_is_by_octaves_and_ours_goes_first_at_one_distance(tuned, host_table):
+    far = tuned.winner(tuned.variant(unroll=1), {"rows": 16})
+    near = tuned.winner(tuned.variant(unroll=2, delay_us=0), {"rows": 1024})
+    strange = replace(near, variant=tuned.variant(unroll=8, delay_us=0), environment=replace(HERE))
+    table = host_table(far, strange, near)
+    asked = tuned.spec.problem({"rows": 200})
+    found = [step.variant.tunables.unroll for step in steps(table, asked) if isinstance(step, Candidate)]
+    assert found[:3] == [2, 8, 1]
+    assert distance(tuned.spec, tuned.spec.problem({"rows": 16}), tuned.spec.problem({"rows": 64})) == 2.0
+
+
+@pytest.mark.parametrize("field", ["gpu", "driver", "power_limit_w", "mig", "cuda", "cutlass_dsl"])
+def test_a_winner_from_another_environment_is_a_labelled_fallback(tuned, field):
+    """Case 17: the same row with another CuTeDSL, driver, GPU or power limit is not served as if measured here."""
+    other = "550.0" if field != "power_limit_w" else 500.0
+    winner = tuned.winner(tuned.variant(arch="sm_90a"), {"rows": 64}, environment=replace(HERE, **{field: other}))
+    table = make_table(tuned.spec, "sm_90a", HERE, [winner])
+    found = [step for step in steps(table, tuned.spec.problem({"rows": 64})) if isinstance(step, Candidate)]
+    assert all(step.level not in (Level.EXACT, Level.BUCKET) for step in found)
+
+
+def test_the_label_says_what_differs(tuned, host_table):
+    """Case 17: and the sentence has both values."""
+    strange = replace(environment(0), cutlass_dsl="4.7.0")
+    found = top(host_table(tuned.winner(tuned.variant(), {"rows": 64}, environment=strange)), {"rows": 64})
+    assert found.level is Level.NEAREST
+    assert "measured elsewhere (cutlass_dsl 4.7.0, here 4.8.1)" in found.why
+    assert "measured here" not in found.why
+
+
+def test_a_process_without_a_compiler_does_not_differ_in_the_compiler(tuned):
+    """A serving machine has no CuTeDSL: the artifact that was measured is the one that it loads."""
+    there = replace(environment(0), cutlass_dsl="4.8.1")
+    winner = tuned.winner(tuned.variant(), {"rows": 64}, environment=there)
+    table = make_table(tuned.spec, "host", replace(there, cutlass_dsl=None), [winner])
+    assert top(table, {"rows": 64}).level is Level.EXACT
+
+
+def test_another_protocol_is_not_comparable(tuned, host_table):
+    """Case 20: after the measuring protocol changed, the old winner no longer counts as measured here."""
+    winner = tuned.winner(tuned.variant(), {"rows": 64}, protocol="1 graph random")
+    assert top(host_table(winner, protocol="1 graph random"), {"rows": 64}).level is Level.EXACT
+    found = top(host_table(winner, protocol="2 graph random"), {"rows": 64})
+    assert found.level is Level.NEAREST
+    assert "protocol 1 graph random, here 2 graph random" in found.why
+
+
+@pytest.mark.parametrize("field", ["gpu", "driver"])
+def test_a_row_without_gpu_or_driver_is_a_miss_with_one_sentence(tuned, field):
+    """Case 23: NULL driver or GPU: left out, and said."""
+    winner = tuned.winner(tuned.variant(arch="sm_90a"), {"rows": 64}, environment=replace(HERE, **{field: None}))
+    table = make_table(tuned.spec, "sm_90a", HERE, [winner, winner])
+    assert table.measured == ()
+    (line,) = table.unusable
+    assert f"no {field}" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda v: replace(v, version=2), "version 2 of host_scale, now 1"),
+        (lambda v: replace(v, tunables=v.tunables.merged({"unroll": 3})), "no longer in the space"),
+        (lambda v: replace(v, tunables=v.tunables.merged({"new": 1})), "no longer in the space"),
+        (lambda v: replace(v, implementation="gone"), "unknown implementation 'gone'"),
+        (lambda v: replace(v, spec="other"), "it is for other on host"),
+    ],
+)
+def test_a_winner_that_the_spec_no_longer_knows_is_left_out(tuned, host_table, change, words):
+    table = host_table(replace(tuned.winner(tuned.variant(), {"rows": 64}), variant=change(tuned.variant())))
+    assert table.measured == () and words in table.unusable[0]
+
+
+def test_a_winner_whose_constraints_exclude_the_shape_is_refused(tuned):
+    """Case 52: the variant's own valid range must contain the shape, also inside its bucket."""
+    tuned.reference = str(tuned.specs / "host_moments.py")
+    winner = tuned.winner(tuned.variant(block=16), {"rows": 4, "cols": 32})
+    table = make_table(tuned.spec, "host", environment(0), [winner])
+    asked = tuned.spec.problem({"rows": 3, "cols": 24})
+    found = list(steps(table, asked))
+    assert isinstance(found[0], Miss)
+    assert "block=16 may not serve it (block_divides: the block must divide cols)" in found[0].why
+    assert [step.level for step in found if isinstance(step, Candidate)] == [Level.DEFAULT]
+    assert found[-1].variant.tunables.block == 8
+
+
+def test_no_valid_variant_says_which_constraint_is_to_blame(tuned):
+    """Case 57: the shape and the constraints."""
+    tuned.reference = str(tuned.specs / "host_moments.py")
+    asked = tuned.spec.problem({"rows": 3, "cols": 25})
+    table = make_table(tuned.spec, "host", environment(0), [])
+    done = walk(table, asked, lambda candidate: (candidate, ""))
+    assert done.candidate is None
+    words = explain_no_kernel(tuned.spec, "host", asked)
+    assert "2 by block_divides" in words and "the block must divide cols" in words
+
+
+def test_the_walk_stops_at_the_first_that_can_serve(tuned, host_table):
+    exact = tuned.winner(tuned.variant(unroll=1), {"rows": 64})
+    near = tuned.winner(tuned.variant(unroll=4, delay_us=0), {"rows": 1024})
+    done = walk(
+        host_table(exact, near),
+        tuned.spec.problem({"rows": 64}),
+        lambda c: (c.variant.id, "") if c.variant.tunables.unroll == 4 else (None, "not compiled"),
+    )
+    assert done.candidate.level is Level.NEAREST and done.thing == near.variant.id
+    assert done.missed == (f"exact: {exact.variant}: not compiled", "bucket: nothing was measured here in this bucket")
+
+
+def test_flags_tell_true_from_one(tuned):
+    tuned.reference = str(tuned.specs / "host_moments.py")
+    spec = tuned.spec
+    plain, centred = spec.problem({"rows": 4, "cols": 16}), spec.problem({"rows": 4, "cols": 16, "centred": True})
+    assert distance(spec, plain, centred) == float("inf")
+    assert distance(spec, plain, Values(rows=8, cols=16, centred=False)) == 1.0

@@ -1,0 +1,120 @@
+"""Dispatch from fresh processes: what they import, what they compile, what they may not write."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+NOBODY = 65534
+PR_CAPBSET_DROP = 24
+IGNORING_FILE_MODES = (1, 2, 3)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
+
+
+def obey_file_modes() -> None:
+    libc = ctypes.CDLL(None)
+    for capability in IGNORING_FILE_MODES:
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            raise OSError("can't drop a capability")
+
+
+SERVE = """
+import json, sys
+import tunekit
+kernel = tunekit.load(sys.argv[1])
+before = sorted(sys.modules)
+import torch
+x = torch.ones(int(sys.argv[2]), 64)
+y = kernel(x)
+unwanted = ("cutlass", "optuna", "rich", "click", "sqlite_utils", "psutil", "filelock")
+heavy = [name for name in unwanted if name in sys.modules]
+early = [name for name in ("torch", "tvm_ffi", "cutlass") if name in before]
+print(json.dumps({"y": y[0, :2].tolist(), "stats": kernel.stats(), "heavy": heavy, "early": early}))
+"""
+
+BEST = """
+import json, sys
+import tunekit
+choice = tunekit.best(sys.argv[1], rows=48)
+unwanted = ("torch", "cutlass", "cuda", "tvm_ffi", "numpy", "sqlite_utils", "optuna", "rich", "click")
+heavy = [name for name in unwanted if name in sys.modules]
+print(json.dumps({"level": choice.level, "why": choice.why, "artifact": choice.artifact, "heavy": heavy}))
+"""
+
+
+def fresh(code: str, *arguments: object, tuned, bound: bool = False, **environ: str) -> dict:
+    """Run `code` in a new interpreter that sees one cache: its last line as JSON, and its stderr.
+
+    `bound` takes from root the right to ignore file modes.
+    """
+    env = {**os.environ, "TUNEKIT_CACHE": str(tuned.root), "PYTHONPATH": str(ROOT), **environ}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=env,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=obey_file_modes if bound and os.geteuid() == 0 else None,
+    )
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
+
+
+def test_importing_tunekit_imports_nothing_heavy():
+    code = "import sys, tunekit; print([n for n in sys.modules if n.startswith('tunekit')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "['tunekit']"
+
+
+def test_public_names():
+    code = "import tunekit as t; print(set(t.__all__) <= set(dir(t)), t.load, t.best, t.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith("True <function load") and "<function best" in done.stdout
+
+
+def test_serving_imports_no_compiler(tuned):
+    """A serving process loads through tvm_ffi: no cutlass, optuna or rich; `load` itself imports no torch."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    done = fresh(SERVE, tuned.reference, 64, tuned=tuned)
+    assert done["heavy"] == [] and done["early"] == []
+    assert done["y"] == [0.5, 0.5 + 1 / 64]
+    assert done["stats"]["exact"] == done["stats"]["loaded"] == 1
+
+
+def test_best_imports_neither_torch_nor_compiler(tuned):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    done = fresh(BEST, tuned.reference, tuned=tuned)
+    assert done["heavy"] == []
+    assert done["level"] == "bucket" and "10 us" in done["why"] and done["artifact"]
+
+
+def test_two_fresh_processes_compile_once(tuned):
+    """Case 19: the second of two fresh processes compiles nothing (counted)."""
+    code = SERVE.replace("load(sys.argv[1])", "load(sys.argv[1], compile='allow')")
+    first = fresh(code, tuned.reference, 8, tuned=tuned)
+    second = fresh(code, tuned.reference, 8, tuned=tuned, PYTHONHASHSEED="7")
+    assert (first["stats"]["compiled"], second["stats"]["compiled"]) == (1, 0)
+    assert (first["stats"]["loaded"], second["stats"]["loaded"]) == (1, 1)
+    assert first["y"] == second["y"]
+
+
+def test_dispatch_from_a_cache_that_cannot_be_written(tuned):
+    """Case 31: a complete cache with mode 0555, another owner and no HOME: dispatch and best work."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    for path in [*tuned.root.rglob("*"), tuned.root]:
+        path.chmod(0o555 if path.is_dir() or path.suffix == ".so" else 0o444)
+        if os.geteuid() == 0:
+            os.chown(path, NOBODY, NOBODY)
+    before = {path: path.stat().st_mtime_ns for path in tuned.root.rglob("*")}
+    environ = {"HOME": "/nowhere", "XDG_CACHE_HOME": ""}
+    done = fresh(SERVE, tuned.reference, 64, tuned=tuned, bound=True, **environ)
+    assert done["stats"]["exact"] == 1 and done["y"] == [0.5, 0.5 + 1 / 64]
+    assert "Traceback" not in done["stderr"]
+    assert fresh(BEST, tuned.reference, tuned=tuned, bound=True, **environ)["level"] == "bucket"
+    assert {path: path.stat().st_mtime_ns for path in tuned.root.rglob("*")} == before

@@ -1,0 +1,73 @@
+"""The host backend: kernels in C, compiled by the machine's C compiler.
+
+``build`` returns C source (see tunekit_host.h). The artifact has the same shape as
+a GPU kernel's: a shared object that exports one function through TVM-FFI. So all
+that comes after the compile runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+from tunekit.backends import CompileReport, CompileRequest, Phase, files_in
+from tunekit.errors import TunekitError
+from tunekit.model import Footprint, Status, Values
+from tunekit.spec import Build, Implementation
+
+COMPILERS = ("cc", "gcc", "clang")
+OPTIONS = ("-shared", "-fPIC", "-O2", "-ffp-contract=off", "-fvisibility=hidden", "-Wall")
+
+
+def warm() -> None:
+    """Nothing to share between compiles."""
+
+
+def compile(request: CompileRequest, implementation: Implementation, build: Build, phase: Phase) -> CompileReport:
+    """Build the source and compile it. Phases: trace (the build function), compile."""
+    source = implementation.build(build)
+    if not isinstance(source, str):
+        raise TypeError(f"build must return C source as text, not {type(source).__name__}")
+    if request.trace_only:
+        return CompileReport(Status.OK, traced=Footprint())
+    phase("compile")
+    out = Path(request.out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    text, so = out / "kernel.c", out / "kernel.so"
+    text.write_text(source)
+    command = [
+        _compiler(),
+        *OPTIONS,
+        *implementation.compile_options.split(),
+        f"-DTUNEKIT_SYMBOL=__tvm_ffi_{request.symbol}",
+        *(f"-I{directory}" for directory in (Path(__file__).parent, *_ffi_includes())),
+        "-o",
+        str(so),
+        str(text),
+        "-lm",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        words = done.stderr.strip() or "(no message)"
+        reason = f"{Path(command[0]).name} exited with {done.returncode}: {words[-2000:]} [{request}]"
+        return CompileReport(Status.COMPILE_ERROR, reason)
+    facts = Values(so_bytes=so.stat().st_size)
+    return CompileReport(Status.OK, facts=facts, files=files_in(out, so=so, source=text))
+
+
+def _compiler() -> str:
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise TunekitError(f"no C compiler found (tried {', '.join(COMPILERS)}): install gcc")
+
+
+def _ffi_includes() -> list[Path]:
+    """TVM-FFI's and DLPack's headers, located without importing the package."""
+    found = importlib.util.find_spec("tvm_ffi")
+    if found is None or found.origin is None:
+        raise TunekitError("apache-tvm-ffi is not installed: pip install apache-tvm-ffi")
+    return [Path(found.origin).parent / "include"]

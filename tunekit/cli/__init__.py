@@ -1,0 +1,148 @@
+"""The command line. Each command's module is imported when that command runs, so `--help` costs click alone.
+
+Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the
+result is a failure, 2 the caller's mistake (one line says which), 130 and 143
+after Ctrl-C and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from tunekit.errors import TunekitError, UserError
+
+# name: (module, attribute, one line). A test compares each line with the command's own.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "sweep": ("tunekit.cli.sweep", "sweep", "Find the fastest correct variant for each problem."),
+    "list": ("tunekit.cli.listing", "listing", "List the shipped specs, or the variants of one."),
+    "explain": ("tunekit.cli.explain", "explain", "Say why variants were dropped, or all that is known of one."),
+    "probe": ("tunekit.cli.probe", "probe", "Compare declared, traced and compiled footprints."),
+    "compile": ("tunekit.cli.compile", "compile_", "Compile variants and store their artifacts."),
+    "best": ("tunekit.cli.best", "best", "Say which variant serves a problem, and why."),
+    "check": ("tunekit.cli.check", "check", "Checks for CI: compile times."),
+    "env": ("tunekit.cli.env", "env", "Show the GPU, the toolchain, the limits and where results are kept."),
+    "db": ("tunekit.cli.db", "db", "Export, import, merge, verify and clean the results."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and lines without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"no command '{args[0]}'{hint} (tunekit --help lists them)")
+        return super().resolve_command(ctx, args)
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"tunekit {version('tunekit')}")
+        except PackageNotFoundError:
+            click.echo("tunekit 0+unknown (not installed)")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show it.")
+def tunekit() -> None:
+    """Tune CuTeDSL kernels: expand, probe, compile, verify, measure, record, serve.
+
+    SPEC is a shipped spec's name (fmha) or a path to a file (./my_kernel.py, ./my_kernel.py:name).
+    """
+
+
+class Interruption:
+    """Which signal asked this process to stop; SIGTERM is turned into KeyboardInterrupt, as Ctrl-C is."""
+
+    def __init__(self) -> None:
+        self.number = int(signal.SIGINT)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """For the time of the context, SIGTERM interrupts the main thread as SIGINT does."""
+
+        def interrupt(number: int, _: FrameType | None) -> None:
+            self.number = number
+            raise KeyboardInterrupt
+
+        try:
+            before = signal.signal(signal.SIGTERM, interrupt)
+        except ValueError:  # not the main thread: whoever embeds us handles its own signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+INTERRUPTION = click.make_pass_decorator(Interruption, ensure=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    interruption = Interruption()
+    try:
+        with interruption.watch():
+            status = tunekit.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="tunekit",
+                standalone_mode=False,
+                obj=interruption,
+            )
+            sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "tunekit"
+        click.echo(f"tunekit: {error.format_message()} (see {command} --help)", err=True)
+        return 2
+    except click.ClickException as error:
+        click.echo(f"tunekit: {error.format_message()}", err=True)
+        return 2
+    except UserError as error:
+        click.echo(f"tunekit: {_one_line(error)}", err=True)
+        return 2
+    except TunekitError as error:
+        click.echo(f"tunekit: {_one_line(error)}", err=True)
+        return 1
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("tunekit: interrupted", err=True)
+        return 128 + interruption.number
+    except BrokenPipeError:  # `tunekit list | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

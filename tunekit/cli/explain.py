@@ -1,0 +1,155 @@
+"""``tunekit explain``: which constraint dropped a variant, and all that is known of one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tunekit.arch import Arch
+from tunekit.cli import options
+from tunekit.cli.problems import problems, tunables
+from tunekit.cli.space_view import Point, all_points, choose_arch, select
+from tunekit.errors import DatabaseError
+from tunekit.model import Trial, Values
+from tunekit.report import Printer, Table, units
+from tunekit.space import implementations_on
+from tunekit.spec import KernelSpec, load_spec
+
+
+@click.command(cls=options.PairsCommand)
+@options.spec_argument
+@options.arch_option
+@options.problem_option
+@options.implementation_option
+@options.variant_option
+@click.option("--tunables", "tunable_texts", multiple=True, metavar="K=V ...", help="The variant with these values.")
+@options.db_option
+@options.json_option
+def explain(
+    spec: str,
+    arch: str | None,
+    problem_texts: tuple[str, ...],
+    implementation: str | None,
+    variant_ids: tuple[str, ...],
+    tunable_texts: tuple[str, ...],
+    db: Path | None,
+    as_json: bool,
+) -> int:
+    """Say why variants were dropped, or all that is known of one.
+
+    Without --variant or --tunables: how many variants each constraint and each
+    limit of the architecture removed. With one: its constraints, its declared
+    footprint and every stored outcome.
+    """
+    loaded = load_spec(spec)
+    chosen, _ = choose_arch(loaded, arch)
+    out = Printer(sys.stdout)
+    collected: list[Any] = []
+    for problem in problems(loaded, problem_texts, None):
+        points = all_points(loaded, chosen, problem, implementation)
+        if not variant_ids and not tunable_texts:
+            summary = _fates(points)
+            collected.append({"problem": problem, "arch": chosen.name, "variants": len(points), "dropped": summary})
+            if not as_json:
+                _print_fates(loaded, chosen, problem, points, summary, out)
+            continue
+        if tunable_texts:
+            wanted = {
+                candidate.name: tunables(candidate, tunable_texts)
+                for candidate in implementations_on(loaded, chosen, implementation)
+            }
+            points = [p for p in points if p.variant.tunables == wanted[p.variant.implementation]]
+        for point in select(points, variant_ids):
+            trials = _trials(options.settings(db).database, point)
+            collected.append(_story(problem, point, trials))
+            if not as_json:
+                _print_story(chosen, problem, point, trials, out)
+    if as_json:
+        out.json(collected)
+    return 0
+
+
+def _fates(points: list[Point]) -> list[dict[str, Any]]:
+    """Why points fall away, in order: the constraints, then the architecture's limits; each with an example."""
+    fates: dict[str, dict[str, Any]] = {}
+    for point in points:
+        if point.fits:
+            continue
+        if point.dropped_by is not None:
+            name, why = point.dropped_by.name, point.dropped_by.why
+        else:
+            name, why = "over_budget", str(point.misfit)
+        fate = fates.setdefault(name, {"by": name, "why": why, "count": 0, "example": point.variant})
+        fate["count"] += 1
+    return list(fates.values())
+
+
+def _print_fates(
+    spec: KernelSpec, arch: Arch, problem: Values, points: list[Point], fates: list[dict[str, Any]], out: Printer
+) -> None:
+    left = sum(1 for point in points if point.fits)
+    out.heading(f"{spec.name} on {arch.name}: {problem}")
+    out.line(f"  {left} of {len(points)} variants remain")
+    rows = [
+        (str(fate["count"]), fate["by"], fate["why"], fate["example"].id, str(fate["example"].tunables))
+        for fate in fates
+    ]
+    out.table(Table(("dropped", "by", "because", "for example", "tunables"), rows, right=frozenset({"dropped"})))
+    out.line()
+
+
+def _story(problem: Values, point: Point, trials: list[Trial]) -> dict[str, Any]:
+    constraint = point.dropped_by
+    return {
+        "problem": problem,
+        "variant": point.variant,
+        "dropped_by": None if constraint is None else {"by": constraint.name, "why": constraint.why},
+        "footprint": point.footprint,
+        "misfit": point.misfit,
+        "trials": trials,
+    }
+
+
+def _print_story(arch: Arch, problem: Values, point: Point, trials: list[Trial], out: Printer) -> None:
+    out.heading(units.label(point.variant))
+    out.line(f"  problem: {problem}")
+    if point.dropped_by is not None:
+        out.line(f"  dropped by {point.dropped_by.name}: {point.dropped_by.why}")
+        return
+    out.line("  constraints: all hold")
+    out.line(f"  declared footprint on {arch.name}: {units.footprint(point.footprint)} ({point.verdict})")
+    if not trials:
+        out.line("  stored outcomes: none")
+        return
+    out.line("  stored outcomes, oldest first:")
+    for trial in trials:
+        outcome = trial.outcome
+        times = ", ".join(f"{name} {units.seconds(float(s))}" for name, s in outcome.seconds.items())
+        peak = units.mebibytes(outcome.peak_rss_bytes)
+        detail = "; ".join(part for part in (times, peak and f"peak {peak}") if part)
+        out.line(f"    {outcome.stage}: {outcome.status}" + (f" ({detail})" if detail else ""))
+        for line in outcome.reason.strip().splitlines():
+            out.line(f"      {line}")
+        if outcome.samples_us:
+            ordered = sorted(outcome.samples_us)
+            median = units.microseconds(ordered[len(ordered) // 2])
+            out.line(f"      median {median} over {len(ordered)} samples, protocol {trial.protocol}")
+        toolchain = trial.environment.cutlass_dsl or "?"
+        out.line(f"      on {trial.environment.gpu or 'no GPU'}, nvidia-cutlass-dsl {toolchain}")
+
+
+def _trials(database: Path, point: Point) -> list[Trial]:
+    """What is stored of a variant, read without writing; nothing where there is no database yet."""
+    if not database.exists():
+        return []
+    from tunekit.store.queries import select_trials
+    from tunekit.store.readonly import UnreadableError, reading
+
+    try:
+        with reading(database) as connection:
+            return select_trials(connection, database, {"variant": point.variant.id})
+    except UnreadableError as error:
+        raise DatabaseError(f"{database} {error}") from error

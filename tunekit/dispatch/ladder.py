@@ -1,0 +1,286 @@
+"""The fallback ladder: which variants may serve a problem, best first, and why.
+
+    exact -> bucket -> nearest -> shipped -> default
+
+Pure: no torch, no database, no artifact. Every step that finds nothing says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from tunekit import space
+from tunekit.arch import Arch, parse_arch
+from tunekit.errors import SpecError, UserError
+from tunekit.model import Environment, Level, Values, Variant, Winner
+from tunekit.spec import KernelSpec
+from tunekit.spec.axes import contains
+from tunekit.store.standing import differences, missing_identity
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant that may serve a problem; `winner` is the measurement that speaks for it."""
+
+    level: Level
+    why: str
+    variant: Variant
+    winner: Winner | None = None
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A level that has nothing for a problem, and why."""
+
+    level: Level
+    why: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """A winner in the spec's present terms. `strange` says how the environment or the protocol that it was
+    measured in differs from the present one; empty where it counts as measured here."""
+
+    winner: Winner
+    problem: Values
+    bucket: Values
+    strange: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is known about one spec on one device. `unusable` has a sentence per winner that was left out."""
+
+    spec: KernelSpec
+    arch: str
+    measured: tuple[Known, ...] = ()
+    shipped: tuple[Known, ...] = ()
+    unusable: tuple[str, ...] = ()
+
+
+def make_table(
+    spec: KernelSpec,
+    arch: str,
+    here: Environment,
+    measured: Iterable[Winner] = (),
+    shipped: Iterable[Winner] = (),
+    protocol: str | None = None,
+) -> Table:
+    """The winners sorted out once. `protocol` is this version's measuring protocol; None accepts any."""
+    unusable: list[str] = []
+
+    def sort_out(winners: Iterable[Winner]) -> tuple[Known, ...]:
+        known = []
+        for winner in winners:
+            problem, why = usable(spec, arch, winner)
+            if problem is None:
+                unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
+            else:
+                strange = _strange(winner, here, protocol)
+                known.append(Known(winner, problem, spec.bucket(problem), strange))
+        return tuple(known)
+
+    return Table(spec, arch, sort_out(measured), sort_out(shipped), tuple(dict.fromkeys(unusable)))
+
+
+def steps(table: Table, problem: Values) -> Iterator[Candidate | Miss]:
+    """The ladder for a complete `problem`, best first."""
+    bucket = table.spec.bucket(problem)
+    exact: list[_Match] = []
+    near: list[_Match] = []
+    rest: list[_Match] = []
+    matches, refused = _matches(table, table.measured, problem)
+    for match in matches:
+        if match.known.strange:
+            rest.append(match)
+        elif match.distance == 0:
+            exact.append(match)
+        else:
+            (near if match.known.bucket == bucket else rest).append(match)
+    yield from _level(Level.EXACT, exact, "nothing was measured here for this problem" + refused)
+    yield from _level(Level.BUCKET, near, "nothing was measured here in this bucket")
+    yield from _level(Level.NEAREST, rest, "nothing else was measured with the same static axes")
+    shipped, refused = _matches(table, table.shipped, problem)
+    yield from _level(Level.SHIPPED, shipped, "no shipped result has the same static axes" + refused)
+    yield _default(table, problem)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Walk(Generic[T]):
+    """How a walk down the ladder ended: at a candidate with what it needs, or (`thing` None) at the bottom.
+
+    `candidate` is then the best one that lacked something; None if there was none at
+    all. `missed` has a sentence for each level and candidate that was passed.
+    """
+
+    candidate: Candidate | None
+    thing: T | None
+    missed: tuple[str, ...]
+
+
+def walk(table: Table, problem: Values, acquire: Callable[[Candidate], tuple[T | None, str]]) -> Walk[T]:
+    """Go down the ladder until `acquire` yields what serving a candidate needs; else it says what lacks."""
+    missed: list[str] = []
+    first: Candidate | None = None
+    for step in steps(table, problem):
+        if isinstance(step, Miss):
+            missed.append(f"{step.level}: {step.why}")
+            continue
+        thing, lacks = acquire(step)
+        if thing is not None:
+            return Walk(step, thing, tuple(missed))
+        first = first or step
+        missed.append(f"{step.level}: {step.variant}: {lacks}")
+    return Walk(first, None, tuple(missed))
+
+
+def usable(spec: KernelSpec, arch: str, winner: Winner) -> tuple[Values | None, str]:
+    """A winner's problem in the spec's present terms; or None and why the winner is of no use."""
+    variant = winner.variant
+    if variant.spec != spec.name or variant.arch != arch:
+        return None, f"it is for {variant.spec} on {variant.arch}"
+    if variant.version != spec.version:
+        return None, f"it is for version {variant.version} of {spec.name}, now {spec.version}"
+    lacking = missing_identity(winner.environment, arch)
+    if lacking:
+        return None, lacking
+    try:
+        implementation = spec.implementation(variant.implementation)
+        allowed = {tunable.name: tunable.values for tunable in implementation.tunables}
+        if set(variant.tunables) != set(allowed) or not all(
+            contains(allowed[n], v) for n, v in variant.tunables.items()
+        ):
+            return None, f"{variant} is no longer in the space of {spec.name}"
+        return spec.problem(winner.problem), ""
+    except SpecError as error:
+        return None, str(error)
+
+
+def _strange(winner: Winner, here: Environment, protocol: str | None) -> str:
+    """How a winner's environment and protocol differ from the present ones, in words; empty if they don't."""
+    there = winner.environment
+    if here.cutlass_dsl is None:  # no compiler here, so none that could differ
+        here = replace(here, cutlass_dsl=there.cutlass_dsl)
+    strange = differences(there, here)
+    if protocol is not None and winner.protocol != protocol:
+        strange.append(f"protocol {winner.protocol or 'unknown'}, here {protocol}")
+    return "; ".join(strange)
+
+
+def distance(spec: KernelSpec, measured: Values, asked: Values) -> float:
+    """How far apart two problems are: the sum over dynamic dims of |log2 ratio|.
+
+    Infinite where a static axis, or an axis that is no size, differs.
+    """
+    total = 0.0
+    for axis in spec.axes:
+        old, new = measured[axis.name], asked[axis.name]
+        if type(old) is type(new) and old == new:
+            continue
+        if axis.static or axis.kind != "dim":
+            return math.inf
+        total += abs(math.log2(float(new) / float(old)))
+    return total
+
+
+def explain_no_kernel(spec: KernelSpec, arch: str, problem: Values) -> str:
+    """Why nothing can serve `problem`: what each constraint removed and what did not fit."""
+    target = parse_arch(arch)
+    try:
+        expansion = space.expand(spec, target, problem)
+    except UserError as error:
+        return str(error)
+    if expansion.variants:
+        implementations = {v.implementation: spec.implementation(v.implementation) for v in expansion.variants}
+        misfits = [
+            space.misfit(implementations[v.implementation], target, problem, v.tunables) for v in expansion.variants
+        ]
+        if all(misfits):
+            return f"{expansion.blame()}; the rest don't fit: {misfits[0]}"
+        fitting = sum(misfit is None for misfit in misfits)
+        return f"{fitting} of {expansion.total} variants could serve, but none that may be picked is compiled"
+    reasons = {c.name: c.why for i in spec.implementations for c in i.constraints}
+    why = "; ".join(f"{name}: {reasons[name]}" for name in expansion.removed)
+    return f"{expansion.blame()} ({why})" if why else expansion.blame()
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A winner that may serve the problem asked for; `distance` 0 is the same problem."""
+
+    known: Known
+    distance: float
+
+
+def _matches(table: Table, winners: tuple[Known, ...], problem: Values) -> tuple[list[_Match], str]:
+    """The winners that may serve a problem, nearest first and ours before others'; and which were refused."""
+    found: list[_Match] = []
+    refused: list[str] = []
+    arch = parse_arch(table.arch)
+    for known in winners:
+        gap = distance(table.spec, known.problem, problem)
+        if math.isinf(gap):
+            continue
+        broken = _cannot_serve(table.spec, arch, known.winner.variant, problem)
+        if broken:
+            refused.append(f"; {known.winner.variant} may not serve it ({broken})")
+        else:
+            found.append(_Match(known, gap))
+    found.sort(key=_rank)
+    return found, "".join(dict.fromkeys(refused))
+
+
+def _rank(match: _Match) -> tuple[float, bool, float, str]:
+    winner = match.known.winner
+    return match.distance, bool(match.known.strange), winner.median_us, winner.variant.id
+
+
+def _cannot_serve(spec: KernelSpec, arch: Arch, variant: Variant, problem: Values) -> str | None:
+    """Why `variant` can't run `problem`: a constraint, the architecture, or the room that it takes."""
+    implementation = spec.implementation(variant.implementation)
+    return (
+        space.serves(spec, variant, problem)
+        or implementation.unsupported(arch)
+        or space.misfit(implementation, arch, problem, variant.tunables)
+    )
+
+
+def _level(level: Level, matches: list[_Match], otherwise: str) -> Iterator[Candidate | Miss]:
+    if not matches:
+        yield Miss(level, otherwise)
+    for match in matches:
+        winner = match.known.winner
+        yield Candidate(level, _words(level, match), winner.variant, winner)
+
+
+def _words(level: Level, match: _Match) -> str:
+    """Why a winner is picked: how it was measured, for what, and where."""
+    winner, strange = match.known.winner, match.known.strange
+    figure = f"{winner.median_us:.4g} us"
+    if winner.margin is not None:
+        figure += f", {winner.margin:.1%} ahead of the next"
+    here = f"measured here on {winner.environment.gpu or 'this machine'}"
+    if level is Level.EXACT:
+        return f"{here} for this problem: {figure}"
+    if level is Level.BUCKET:
+        return f"{here} in the same bucket, at {match.known.problem}: {figure}"
+    source = "shipped with tunekit" if level is Level.SHIPPED else "a fallback"
+    origin = f"measured elsewhere ({strange})" if strange else here
+    which = "this problem" if not match.distance else f"{match.known.problem}, {match.distance:.3g} octaves away"
+    return f"{source}, {origin} for {which}: {figure}"
+
+
+def _default(table: Table, problem: Values) -> Candidate | Miss:
+    try:
+        variant = space.default_variant(table.spec, parse_arch(table.arch), problem)
+    except UserError as error:
+        return Miss(Level.DEFAULT, str(error))
+    if variant is None:
+        return Miss(Level.DEFAULT, "no default of the spec can serve it")
+    return Candidate(Level.DEFAULT, "the spec's default: nothing measured serves this problem", variant)

@@ -1,0 +1,108 @@
+"""The artifacts that a dispatcher can serve from: found by compile key, loaded once per process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tunekit import identity, space
+from tunekit.backends.load import load_artifact
+from tunekit.dispatch.ladder import Candidate
+from tunekit.model import Artifact, Values, Variant, Winner
+from tunekit.spec import KernelSpec
+from tunekit.store.artifacts import ArtifactStore
+
+Function = Callable[..., Any]
+
+_loaded: dict[str, Function] = {}
+"""Every function that this process has loaded, by compile key: a shared object is never loaded twice."""
+_loading = threading.Lock()
+
+
+class Library:
+    """The artifacts of one spec in one store.
+
+    A winner names the artifact that was measured. It serves only while the kernel's
+    sources are the ones that it was compiled from; after an edit, what the present
+    sources compile to is wanted. The compiler's version may differ: that makes the
+    winner a fallback (see ladder), not wrong.
+    """
+
+    def __init__(self, spec: KernelSpec, store: ArtifactStore) -> None:
+        self.spec = spec
+        self.store = store
+        self._sources: dict[str, str] = {}
+        self._found: dict[str, Artifact] = {}
+        self._ruled_out: dict[str, str] = {}
+        """Keys not to look for again, and why: they failed, or (empty) the store did not have them."""
+
+    def present_key(self, candidate: Candidate, problem: Values) -> str:
+        """The key of what the present sources and toolchain make of a candidate."""
+        return space.compile_key(self.spec, candidate.variant, problem, sources=self._fingerprint(candidate.variant))
+
+    def find(self, candidate: Candidate, problem: Values) -> tuple[Artifact | None, str]:
+        """The artifact that serves a candidate; or None and why there is none."""
+        present = self.present_key(candidate, problem)
+        keys = [present]
+        why = "its artifact is not in the store"
+        winner = candidate.winner
+        if winner is not None and winner.artifact != present:
+            if self._same_sources(winner, problem):
+                keys.insert(0, winner.artifact)
+            else:
+                why = "the kernel's sources changed since it was measured, and it is not compiled anew"
+        for key in keys:
+            if key in self._ruled_out:
+                why = self._ruled_out[key] or why
+                continue
+            artifact = self._found.get(key) or self.store.get(key)
+            if artifact is not None:
+                self._found[key] = artifact
+                return artifact, ""
+            self._ruled_out[key] = ""
+        return None, why
+
+    def load(self, artifact: Artifact) -> Function:
+        """The function of an artifact, loaded once per process.
+
+        Raises:
+            TunekitError: the shared object can't be loaded.
+        """
+        function = _loaded.get(artifact.key)
+        if function is None:
+            with _loading:
+                function = _loaded.get(artifact.key)
+                if function is None:
+                    function = load_artifact(self.store.path(artifact), artifact.symbol)
+                    _loaded[artifact.key] = function
+        return function
+
+    def is_loaded(self, artifact: Artifact) -> bool:
+        return artifact.key in _loaded
+
+    def has_failed(self, key: str) -> bool:
+        """Whether this key was ruled out because it failed."""
+        return bool(self._ruled_out.get(key))
+
+    def rule_out(self, key: str, why: str) -> None:
+        """Never look for this key again: it failed, for the reason given."""
+        self._found.pop(key, None)
+        self._ruled_out[key] = why
+
+    def look_again(self) -> None:
+        """Forget which keys the store did not have; what failed stays ruled out."""
+        self._ruled_out = {key: why for key, why in self._ruled_out.items() if why}
+
+    def _same_sources(self, winner: Winner, problem: Values) -> bool:
+        """Whether a winner's artifact was made from the present sources, by the compiler that it names."""
+        there = winner.environment
+        tools = {"nvidia-cutlass-dsl": there.cutlass_dsl, "apache-tvm-ffi": there.tvm_ffi}
+        sources = self._fingerprint(winner.variant)
+        return winner.artifact == space.compile_key(self.spec, winner.variant, problem, sources=sources, tools=tools)
+
+    def _fingerprint(self, variant: Variant) -> str:
+        name = variant.implementation
+        if name not in self._sources:
+            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build)
+        return self._sources[name]

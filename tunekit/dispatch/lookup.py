@@ -1,0 +1,95 @@
+"""``tunekit.best``: what dispatch would pick, and why; imports no torch, no compiler, no loader."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from tunekit.arch import parse_arch
+from tunekit.dispatch.ladder import Candidate, Table, explain_no_kernel, make_table, walk
+from tunekit.dispatch.library import Library
+from tunekit.environment import environment
+from tunekit.errors import NoKernelError, UserError
+from tunekit.model import Artifact, Choice, Environment, Value, Values
+from tunekit.settings import Settings, load_settings
+from tunekit.spec import KernelSpec, load_spec
+from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.shipped import shipped_winners
+from tunekit.store.winners import read_winners
+
+logger = logging.getLogger("tunekit")
+
+
+def best(spec: str | KernelSpec, arch: str | None = None, device: int = 0, **problem: Value) -> Choice:
+    """What dispatch would pick for a problem, and why.
+
+    `problem` gives the problem axes by name; those with a default may be left out.
+    `arch` defaults to that of CUDA device `device`. A choice whose `artifact` is None
+    is what would be picked were it compiled: nothing in the store can serve.
+
+    Raises:
+        NoKernelError: no variant can serve the problem; the message names shape and constraints.
+        UserError: an unknown spec, architecture or axis, or a value that is not allowed.
+    """
+    return look_up(spec, problem, arch=arch, device=device)
+
+
+def look_up(
+    spec: str | KernelSpec,
+    problem: Mapping[str, Value],
+    *,
+    arch: str | None = None,
+    device: int = 0,
+    settings: Settings | None = None,
+) -> Choice:
+    """:func:`best`, with the problem as a mapping and the places of the database and the artifacts."""
+    loaded = spec if isinstance(spec, KernelSpec) else load_spec(spec)
+    complete = loaded.problem(problem)
+    here = environment(device)
+    target = parse_arch(arch).name if arch is not None else arch_here(loaded, here, device)
+    settings = settings or load_settings()
+    table = read_table(loaded, target, here, settings.database)
+    library = Library(loaded, ArtifactStore(settings.artifacts))
+
+    def acquire(candidate: Candidate) -> tuple[Artifact | None, str]:
+        return library.find(candidate, complete)
+
+    done = walk(table, complete, acquire)
+    if done.candidate is None:
+        raise NoKernelError(no_kernel(loaded, target, complete, done.missed))
+    picked, artifact = done.candidate, done.thing
+    if artifact is None:
+        why = f"{picked.why}; it is not compiled, and nothing else is"
+        return Choice(picked.variant, picked.level, why, None, None, done.missed, picked.winner)
+    return Choice(picked.variant, picked.level, picked.why, artifact.key, artifact.symbol, done.missed, picked.winner)
+
+
+def arch_here(spec: KernelSpec, here: Environment, device: int) -> str:
+    """The architecture that a lookup without one means: the GPU's, or the host for a spec of host kernels."""
+    if all(implementation.backend == "host" for implementation in spec.implementations):
+        return "host"
+    if here.arch is None:
+        found = f"CUDA device {device} ({here.gpu}) is of no known architecture" if here.gpu else "there is no GPU here"
+        raise UserError(f"{found}: name the architecture, for example arch='sm_90a' (--arch sm_90a)")
+    return here.arch
+
+
+def read_table(spec: KernelSpec, arch: str, here: Environment, database: Path) -> Table:
+    """The recorded winners of a spec on `arch`, the user's and the shipped ones; logs what is of no use."""
+    measured = read_winners(database, spec.name, arch)
+    table = make_table(spec, arch, here, measured, shipped_winners(spec.name, arch))
+    if table.unusable:
+        more = f" (and {len(table.unusable) - 1} more)" if len(table.unusable) > 1 else ""
+        logger.warning("%s%s", table.unusable[0], more)
+    return table
+
+
+def no_kernel(spec: KernelSpec, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
+    """The message of a NoKernelError: shape, constraints, what was tried and the way out."""
+    axes = " ".join(f"--problem {name}={value}" for name, value in problem.items())
+    return (
+        f"no kernel serves {spec.name} {problem} on {arch}: {explain_no_kernel(spec, arch, problem)}. "
+        f"Tried {'; '.join(missed)}. Tune it with `tunekit sweep {spec.name} --arch {arch} {axes}`, "
+        "or load it with compile='allow'"
+    )

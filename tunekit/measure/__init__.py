@@ -1,0 +1,27 @@
+"""Verifying and timing compiled variants on a device, and choosing among them.
+
+The parent's side (client, process, job, protocol, final, statistics, gpu_state, lock)
+imports nothing heavy. The device half (worker, device, inputs, compare, verify, timing,
+bench) imports torch and runs in the child process only.
+"""
+
+from tunekit.measure.client import LateFault, MeasuringWorker
+from tunekit.measure.job import RunJob
+from tunekit.measure.lock import lock_path, turn
+from tunekit.measure.protocol import protocol
+from tunekit.measure.statistics import DEFAULT_MARGIN, Decision, Standing, choose, spread, usable
+
+__all__ = [
+    "DEFAULT_MARGIN",
+    "Decision",
+    "LateFault",
+    "MeasuringWorker",
+    "RunJob",
+    "Standing",
+    "choose",
+    "lock_path",
+    "protocol",
+    "spread",
+    "turn",
+    "usable",
+]

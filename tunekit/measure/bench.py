@@ -1,0 +1,277 @@
+"""Timing loaded variants: the cheap search timing, and the careful final. Part of the device half."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tunekit.environment import environment
+from tunekit.measure.device import Device
+from tunekit.measure.final import Taken, heat, race, rejections
+from tunekit.measure.gpu_state import GpuMonitor, GpuState
+from tunekit.measure.inputs import Arguments, draw
+from tunekit.measure.job import RunJob
+from tunekit.measure.protocol import Method, Stage, clocks_word, protocol
+from tunekit.measure.statistics import usable
+from tunekit.measure.timing import (
+    GRAPH_LIMIT_US,
+    Call,
+    ColdPlan,
+    Timer,
+    Window,
+    calls_per_window,
+    cold_plan,
+    timer,
+)
+from tunekit.measure.verify import Case, Oracle, wrong_outputs
+from tunekit.model import Outcome, Status, Values
+from tunekit.model import Stage as PipelineStage
+from tunekit.spec import KernelSpec
+
+COPY_GUARD_BYTES = 256
+FLUSH_US = 150.0  # a flush takes less; only batch sizes depend on it
+
+# Called with the phase, the variant's id and what is being done, in words.
+Report = Callable[[str, str, str], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A job whose spec and artifact are loaded."""
+
+    job: RunJob
+    spec: KernelSpec
+    function: Callable[..., Any]
+
+    @property
+    def id(self) -> str:
+        return self.job.variant.id
+
+
+class WrongInFinal(Exception):
+    """A finalist's results were wrong after calls in quick succession."""
+
+    def __init__(self, id: str, wrong: str) -> None:
+        super().__init__(f"in the final, {wrong}")
+        self.id = id
+
+
+class Bench:
+    """Times variants on one device, under its run limit a launch or window."""
+
+    def __init__(self, device: Device, oracle: Oracle, run_limit_s: float, report: Report) -> None:
+        self._device, self._oracle = device, oracle
+        self._run_limit_s, self._report = run_limit_s, report
+        self._monitor = GpuMonitor(device.index)
+        self._timers: dict[bool, Timer] = {}
+
+    def time(self, loaded: Loaded, repetitions: int, warmup: int, cold: bool) -> Outcome:
+        """`repetitions` samples after one untimed first call and `warmup` more."""
+        begin = time.monotonic()
+        method: Method = "events" if self._device.is_gpu else "perf_counter"
+        clock = self._timer(cold)
+        self._report("prepare", loaded.id, "arguments")
+        inputs = draw(loaded.spec, loaded.job.problem, 0, self._device.torch)
+        arguments = Arguments(loaded.spec, loaded.job.problem, inputs, self._device.torch, COPY_GUARD_BYTES)
+        call = self._first_calls(loaded, [arguments])[0]
+        self._report("run", loaded.id, "estimate")
+        estimate_us = clock.estimate_us(call)
+        batch = max(1, int(self._run_limit_s * 1e6 / 4 / (estimate_us + FLUSH_US)))
+        samples: list[float] = []
+        for count, timed in [(warmup, False), (repetitions, True)]:
+            for done in range(0, count, batch):
+                self._report("run", loaded.id, f"timing, {min(batch, count - done)} calls")
+                taken = clock.samples(call, min(batch, count - done))
+                samples += taken if timed else []
+        state = self._monitor.read()
+        return self._outcome(
+            samples=[sample for sample in samples if usable(sample)],
+            why_not=f"none of {len(samples)} samples is a time",
+            seconds=Values(measure=time.monotonic() - begin),
+            protocol=self._protocol("search", method, loaded.spec, cold),
+            windows=(state.values(),) if state.values() else (),
+            facts=Values(dropped_samples=sum(not usable(sample) for sample in samples)),
+        )
+
+    def final(self, finalists: Sequence[Loaded], rounds: int, cold: bool) -> dict[str, Outcome]:
+        """Every finalist's samples, one a round, after heating up; and one more window whose results are checked.
+
+        Raises:
+            WrongInFinal: a finalist's results were wrong; the others' windows are void.
+        """
+        begin = time.monotonic()
+        racers = self._racers(finalists, cold)
+        heat_s = heat(racers)
+        windows = race(racers, rounds)
+        outcomes: dict[str, Outcome] = {}
+        for racer in racers:
+            wrong = racer.check(self._oracle)
+            if wrong:
+                raise WrongInFinal(racer.id, wrong)
+            own = [window for window in windows if window.id == racer.id]
+            outcomes[racer.id] = self._of_windows(racer, own, windows, cold, heat_s, time.monotonic() - begin)
+        return outcomes
+
+    def _of_windows(
+        self, racer: Racer, own: list[Taken], all_windows: list[Taken], cold: bool, heat_s: float, wall_s: float
+    ) -> Outcome:
+        return self._outcome(
+            samples=[window.us for window in own if not window.rejected],
+            why_not=f"no complete round: {rejections(all_windows)}",
+            seconds=Values(measure=wall_s, heat=heat_s),
+            protocol=self._protocol("final", racer.method, racer.loaded.spec, cold),
+            windows=tuple(window.values() for window in own),
+            facts=Values(
+                calls_per_window=racer.count,
+                argument_copies=racer.plan.copies,
+                flushed=racer.plan.flush,
+                rejected_windows=sum(bool(window.rejected) for window in own),
+            ),
+        )
+
+    def _outcome(
+        self,
+        samples: list[float],
+        why_not: str,
+        seconds: Values,
+        protocol: str,
+        windows: tuple[Values, ...],
+        facts: Values,
+    ) -> Outcome:
+        # No sample at all is the device's doing: a variant that fails has said so before.
+        status, reason = (Status.OK, "") if samples else (Status.DEVICE_FAULT, why_not)
+        return Outcome(
+            PipelineStage.MEASURE,
+            status,
+            reason,
+            seconds=seconds,
+            facts=facts,
+            samples_us=tuple(samples),
+            protocol=protocol,
+            windows=windows,
+        )
+
+    def _racers(self, finalists: Sequence[Loaded], cold: bool) -> list[Racer]:
+        """The finalists with private argument copies, first calls made; one method for all."""
+        clock = self._timer(cold)
+        racers = [self._racer(loaded, cold, clock) for loaded in finalists]
+        short = all(racer.estimate_us < GRAPH_LIMIT_US for racer in racers)
+        method: Method = ("cuda_graph" if short else "events") if self._device.is_gpu else "perf_counter"
+        try:
+            for racer in racers:
+                racer.prepare(clock, method)
+        except RuntimeError:
+            # Some launch can't be captured (it synchronises or allocates): events serve all.
+            if method != "cuda_graph" or self._device.fault():
+                raise
+            for racer in racers:
+                racer.prepare(clock, "events")
+        return racers
+
+    def _racer(self, loaded: Loaded, cold: bool, clock: Timer) -> Racer:
+        self._report("prepare", loaded.id, "argument copies")
+        spec, problem, device = loaded.spec, loaded.job.problem, self._device.torch
+        inputs = draw(spec, problem, 0, device)
+        first = Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES)
+        plan = cold_plan(first.nbytes, self._device.l2_bytes, cold)
+        others = [Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES) for _ in range(plan.copies - 1)]
+        copies = [first, *others]
+        calls = self._first_calls(loaded, copies)
+        self._report("run", loaded.id, "estimate")
+        estimate_us = clock.estimate_us(calls[0])
+        count = calls_per_window(estimate_us, plan.copies, self._run_limit_s)
+        return Racer(loaded, copies, calls, plan, estimate_us, count, self._device, self._monitor, self._report)
+
+    def _first_calls(self, loaded: Loaded, copies: Sequence[Arguments]) -> list[Call]:
+        """A call for each copy, made once: whatever loads lazily is loaded now."""
+        calls = [_bind(loaded.function, arguments) for arguments in copies]
+        self._device.synchronize()
+        for call in calls:
+            self._report("run", loaded.id, "first call")
+            call()
+            self._device.synchronize()
+        return calls
+
+    def _timer(self, cold: bool) -> Timer:
+        if cold not in self._timers:
+            self._timers[cold] = timer(self._device, cold)
+        return self._timers[cold]
+
+    def _protocol(self, stage: Stage, method: Method, spec: KernelSpec, cold: bool) -> str:
+        index = self._device.index
+        clocks = "host" if index is None else clocks_word(environment(index).clocks_policy)
+        really_cold = cold and self._device.is_gpu
+        return protocol(stage, method, cold=really_cold, own_inputs=spec.inputs is not None, clocks=clocks)
+
+
+def _bind(function: Callable[..., Any], arguments: Arguments) -> Call:
+    values = arguments.call
+
+    def call() -> None:
+        function(*values)
+
+    return call
+
+
+class Racer:
+    """A finalist: its argument copies and its window."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        copies: Sequence[Arguments],
+        calls: Sequence[Call],
+        plan: ColdPlan,
+        estimate_us: float,
+        count: int,
+        device: Device,
+        monitor: GpuMonitor,
+        report: Report,
+    ) -> None:
+        self.loaded, self.plan, self.estimate_us, self.count = loaded, plan, estimate_us, count
+        self.method: Method = "perf_counter"
+        self._copies, self._calls = copies, calls
+        self._device, self._monitor, self._report = device, monitor, report
+        self._window: Window | None = None
+
+    @property
+    def id(self) -> str:
+        return self.loaded.id
+
+    def prepare(self, clock: Timer, method: Method) -> None:
+        """Build the window: for ``cuda_graph``, capture it."""
+        self._report("run", self.id, "window")
+        self.method = method
+        self._window = clock.window(self._calls, self.count, self.plan.flush, method)
+
+    def take(self) -> tuple[float, GpuState]:
+        """One window. In-place arguments begin it as they were drawn."""
+        if self._window is None:
+            raise RuntimeError("take() before prepare()")
+        for arguments in self._copies:
+            arguments.restore_in_place()
+        self._device.synchronize()
+        self._report("run", self.id, f"window of {self.count} calls")
+        return self._window.take(self._monitor.read)
+
+    def check(self, oracle: Oracle) -> str | None:
+        """What calls in quick succession got wrong, in words: each copy is poisoned, run in a window and compared.
+
+        In-place arguments have been updated many times by then: a spec that has any is not checked.
+        """
+        spec, problem = self.loaded.spec, self.loaded.job.problem
+        arguments = self._copies[0]
+        if any(guarded.argument.role == "inout" for guarded in arguments.guarded.values()):
+            return None
+        for copy in self._copies:
+            copy.reset(1)
+        self.take()
+        self._report("check", self.id, "the results of the last window")
+        wanted = oracle.outputs(self.loaded.job.spec, spec, Case(problem, 0), arguments.drawn)
+        for copy in self._copies[: self.count]:
+            wrong = copy.damage() or wrong_outputs(spec, problem, copy, wanted, 1)
+            if wrong:
+                return wrong
+        return None

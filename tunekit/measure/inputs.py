@@ -1,0 +1,182 @@
+"""A call's arguments: random inputs, and outputs poisoned inside guard bands. Part of the device half.
+
+Every tensor lies between two bands of 0xFF bytes, a NaN in each float dtype: a write
+outside an output shows in the bands, and a read outside an input that matters turns
+the result into NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunekit.errors import SpecError
+from tunekit.model import Values
+from tunekit.spec import KernelSpec, ScalarArg, TensorArg
+
+# A kernel that forgets its row mask overruns by up to a tile of rows: 128 rows x 4 KiB.
+GUARD_BYTES = 512 * 1024
+GUARD_BYTE = 0xFF
+
+# Per dtype: the integer type of the same width, and what an output holds before an odd
+# and an even launch. Floats: NaNs that no arithmetic yields (e4m3 has two NaNs only, and
+# conversions yield 0x7F). The two differ, so that an integer result that happens to
+# equal one of them is still told from an unwritten one.
+POISON: dict[torch.dtype, tuple[torch.dtype, tuple[int, int]]] = {
+    torch.float64: (torch.int64, (0x7FF8_DEAD_BEEF_0001, 0x7FF8_DEAD_BEEF_0002)),
+    torch.float32: (torch.int32, (0x7FC0_DEAD, 0x7FC0_BEEF)),
+    torch.bfloat16: (torch.int16, (0x7FDE, 0x7FCD)),
+    torch.float16: (torch.int16, (0x7EDE, 0x7ECD)),
+    torch.float8_e4m3fn: (torch.uint8, (0xFF, 0xFF)),
+    torch.float8_e5m2: (torch.uint8, (0xFE, 0xFD)),
+    torch.int32: (torch.int32, (0x5AFE_C0DE, 0x2BAD_F00D)),
+    torch.int64: (torch.int64, (0x5AFE_C0DE_5AFE_C0DE, 0x2BAD_F00D_2BAD_F00D)),
+}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's elements as integers of the same width."""
+    return tensor.view(POISON[tensor.dtype][0])
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise SpecError(f"{name} is no dtype of torch", field="signature")
+    return found
+
+
+def draw(spec: KernelSpec, problem: Values, seed: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """The inputs and in-place tensors of a problem, by name: the same for the same seed.
+
+    Floats are standard normal, integers uniform in [-100, 100]; what the spec's own
+    `inputs` gives takes their place.
+
+    Raises:
+        SpecError: the spec's `inputs` names no input, or has the wrong shape or dtype.
+    """
+    generator = torch.Generator(device)
+    generator.manual_seed(seed)
+    wanted = {a.name: a for a in spec.arguments(problem) if isinstance(a, TensorArg) and a.role != "output"}
+    drawn: dict[str, torch.Tensor] = {}
+    for name, tensor in (spec.inputs(problem, generator, device) if spec.inputs else {}).items():
+        if name not in wanted:
+            raise SpecError(f"gives {name}, which is no input (inputs: {', '.join(wanted)})", field="inputs")
+        shape, dtype = wanted[name].sizes(problem), torch_dtype(wanted[name].dtype_of(problem))
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            have = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise SpecError(f"{name} is {have}; the signature says {shape} {dtype}", field="inputs")
+        drawn[name] = tensor.to(device).contiguous()
+    for name, argument in wanted.items():
+        if name not in drawn:
+            drawn[name] = _random(argument.sizes(problem), torch_dtype(argument.dtype_of(problem)), generator, device)
+    return drawn
+
+
+def _random(
+    shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, device: torch.device
+) -> torch.Tensor:
+    if not dtype.is_floating_point:
+        return torch.randint(-100, 101, shape, generator=generator, device=device, dtype=dtype)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    return torch.randn(shape, generator=generator, device=device, dtype=wide).to(dtype)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A contiguous tensor between two guard bands of one buffer."""
+
+    argument: TensorArg
+    buffer: torch.Tensor
+    tensor: torch.Tensor
+
+    @classmethod
+    def allocate(cls, argument: TensorArg, problem: Values, device: torch.device, guard: int) -> Guarded:
+        """`guard` bytes on either side; a multiple of 256, which keeps the tensor's alignment."""
+        dtype, shape = torch_dtype(argument.dtype_of(problem)), argument.sizes(problem)
+        size = math.prod(shape) * dtype.itemsize
+        buffer = torch.empty(guard + size + guard, dtype=torch.uint8, device=device)
+        buffer[:guard] = GUARD_BYTE
+        buffer[guard + size :] = GUARD_BYTE
+        return cls(argument, buffer, buffer[guard : guard + size].view(dtype).view(shape))
+
+    def overrun(self) -> str | None:
+        """Where something was written outside the tensor, in words; None if nowhere."""
+        size = self.tensor.nbytes
+        guard = (self.buffer.numel() - size) // 2
+        for band, side in ((self.buffer[:guard], "before its start"), (self.buffer[guard + size :], "past its end")):
+            if band.numel() and bool((band != GUARD_BYTE).any()):
+                places = (band != GUARD_BYTE).nonzero().flatten()
+                near = guard - int(places[-1]) if side == "before its start" else int(places[0]) + 1
+                return f"{places.numel()} bytes written {side}, the nearest {near} bytes away"
+        return None
+
+
+class Arguments:
+    """The arguments of one call: `call` holds tensors and numbers in the signature's order."""
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        problem: Values,
+        inputs: Mapping[str, torch.Tensor],
+        device: torch.device,
+        guard: int = GUARD_BYTES,
+    ) -> None:
+        self.drawn = inputs
+        self.guarded: dict[str, Guarded] = {}
+        call: list[Any] = []
+        for argument in spec.arguments(problem):
+            if isinstance(argument, ScalarArg):
+                number = argument.default(problem)
+                call.append(float(number) if argument.dtype == "float32" else int(number))
+            else:
+                self.guarded[argument.name] = Guarded.allocate(argument, problem, device, guard)
+                call.append(self.guarded[argument.name].tensor)
+        self.call = tuple(call)
+        self.reset(1)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors, without their guards."""
+        return sum(guarded.tensor.nbytes for guarded in self.guarded.values())
+
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """The tensors that a call writes, in-place ones too."""
+        return {name: g.tensor for name, g in self.guarded.items() if g.argument.role != "input"}
+
+    def reset(self, launch: int) -> None:
+        """Inputs and in-place tensors as drawn; outputs poisoned as before launch number `launch`."""
+        for name, guarded in self.guarded.items():
+            if guarded.argument.role == "output":
+                bits(guarded.tensor).fill_(poison(guarded.tensor.dtype, launch))
+            else:
+                guarded.tensor.copy_(self.drawn[name])
+
+    def restore_in_place(self) -> None:
+        """In-place tensors as drawn, the rest untouched: what repeated calls need."""
+        for name, guarded in self.guarded.items():
+            if guarded.argument.role == "inout":
+                guarded.tensor.copy_(self.drawn[name])
+
+    def damage(self) -> str | None:
+        """What a call changed that it must not, in words: an input, or memory outside its tensors."""
+        for name, guarded in self.guarded.items():
+            if guarded.argument.role == "input":
+                changed = (bits(guarded.tensor) != bits(self.drawn[name])).nonzero()
+                if changed.numel():
+                    at = [int(i) for i in changed[0]]
+                    return f"input {name} was changed: {len(changed)} elements, the first at {at}"
+            overrun = guarded.overrun()
+            if overrun:
+                return f"write outside {name}: {overrun}"
+        return None
+
+
+def poison(dtype: torch.dtype, launch: int) -> int:
+    """The bit pattern, as a signed integer, that an output holds before launch number `launch`."""
+    return POISON[dtype][1][(launch - 1) % 2]

@@ -1,0 +1,180 @@
+"""The parent's end of a measuring child: starting it, asking, and killing it at its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunekit.errors import TunekitError, UserError
+
+START_LIMIT_S = 300.0
+REAP_LIMIT_S = 60.0
+STDERR_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a child was: its phase, the variant's id and what it was doing, in words."""
+
+    phase: str = "start"
+    variant: str = ""
+    doing: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.phase} ({self.doing})" if self.doing else self.phase
+
+
+class Stopped(Exception):
+    """The child is gone before it answered. `limit_s` is set if it was killed at that limit."""
+
+    def __init__(self, reason: str, at: Progress, limit_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.at, self.limit_s = at, limit_s
+
+
+class Child:
+    """One measuring process. `limits_s` gives a phase's limit; each phase message starts its own."""
+
+    def __init__(self, device: int | str, run_limit_s: float, limits_s: Mapping[str, float]) -> None:
+        self._limits_s = limits_s
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the child; see close()
+        self._buffer = b""
+        self.at = Progress()
+        reply, child_reply = os.pipe()
+        child_life, self._life = os.pipe()
+        command = [sys.executable, "-m", "tunekit.measure.worker"]
+        command += ["--device", str(device), "--run-limit-s", str(run_limit_s)]
+        command += ["--reply", str(child_reply), "--life", str(child_life)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=(child_reply, child_life),
+                start_new_session=True,
+                env=_environment(),
+            )
+        except OSError:
+            os.close(self._life)
+            os.close(reply)
+            raise
+        finally:
+            os.close(child_reply)
+            os.close(child_life)
+        self._reply = reply
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(reply, selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        """Wait until it is ready.
+
+        Raises:
+            UserError: the device can't be used.
+            TunekitError: the process did not come up; with the end of its stderr.
+        """
+        try:
+            message = self._next(START_LIMIT_S)
+        except Stopped as stopped:
+            raise TunekitError(f"the measuring process did not start: {stopped}") from stopped
+        if "error" in message:
+            self.kill()
+            raise UserError(message["error"]["message"])
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to `request`.
+
+        Raises:
+            Stopped: it died, or was killed at a limit.
+        """
+        self.at = Progress("prepare")
+        if self._process.stdin is None:
+            raise TunekitError("the measuring process has no stdin")
+        with contextlib.suppress(BrokenPipeError):  # reading its replies says how it died
+            self._process.stdin.write((json.dumps(request, allow_nan=False) + "\n").encode())
+            self._process.stdin.flush()
+        while True:
+            message = self._next(self._limits_s[self.at.phase])
+            if "reply" in message:
+                reply: dict[str, Any] = message["reply"]
+                return reply
+            self.at = Progress(message["phase"], message["variant"], message["doing"])
+
+    def _next(self, limit_s: float) -> dict[str, Any]:
+        """The next message, within `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in self._buffer:
+            if not self._selector.select(max(0.0, deadline - time.monotonic())):
+                self.kill()
+                raise Stopped(f"took over {limit_s:g} s in {self.at}; killed", self.at, limit_s)
+            data = os.read(self._reply, 65536)
+            if not data:
+                raise Stopped(self._obituary(), self.at)
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _obituary(self) -> str:
+        """How the process died, with the end of what it wrote to stderr."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_LIMIT_S)
+        code = self._process.returncode
+        how = f"exit status {code}"
+        if code is not None and code < 0:
+            how = f"signal {-code}, {signal.Signals(-code).name}"
+        words = self.stderr_tail()
+        self.kill()
+        return f"the measuring process died ({how}) in {self.at}" + (f": {words}" if words else "")
+
+    def stderr_tail(self) -> str:
+        """The end of what the child wrote, at most 2000 bytes."""
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - STDERR_BYTES))
+        return self._stderr.read().decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """SIGKILL the child's whole process group and reap it; safe to call again."""
+        if self._life < 0:
+            return
+        if self._process.returncode is None:  # not reaped, so its group's number can't be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may be slow to tear a context down
+                self._process.wait(REAP_LIMIT_S)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._selector.close()
+        os.close(self._reply)
+        os.close(self._life)
+        self._life = -1
+
+    def close(self) -> None:
+        """End the child and drop what it wrote."""
+        self.kill()
+        self._stderr.close()
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, with tunekit importable where it runs from a checkout."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    if "site-packages" in root:
+        return dict(os.environ)
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{root}" if path else root}

@@ -1,0 +1,145 @@
+"""Showing a sweep while it runs: a live screen on a terminal, plain lines anywhere else.
+
+The live screen lists what is running with its phase and its seconds, so that a
+stuck variant is visible. The plain form writes at most one line a variant, and
+once a minute one that names what is still running.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from tunekit.model import Stage
+from tunekit.progress import Running, SweepEvent
+from tunekit.report import units
+from tunekit.report.printer import is_plain
+
+HEARTBEAT_S = 60.0
+SHOWN_RUNNING = 8
+OnEvent = Callable[[SweepEvent], None]
+
+
+@contextmanager
+def progress_display(stream: TextIO, *, plain: bool | None = None, quiet: bool = False) -> Iterator[OnEvent]:
+    """The function to call with each event; the display ends with the context."""
+    if quiet:
+        yield lambda event: None
+    elif is_plain(stream) if plain is None else plain:
+        yield PlainProgress(stream)
+    else:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=stream)
+        screen = LiveScreen(console.print)
+        with Live(get_renderable=screen.render, console=console, transient=True, refresh_per_second=4):
+            yield screen
+
+
+class PlainProgress:
+    """One line for each thing worth knowing; no escapes, no carriage returns."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._told: set[str] = set()
+        self._last_line_s = clock()
+
+    def __call__(self, event: SweepEvent) -> None:
+        text = self._text(event)
+        if text is None and event.running and self._clock() - self._last_line_s >= HEARTBEAT_S:
+            text = "still running: " + "; ".join(_running_line(running) for running in event.running[:SHOWN_RUNNING])
+        if text is not None:
+            self._stream.write(" ".join(text.split()) + "\n")
+            self._stream.flush()
+            self._last_line_s = self._clock()
+
+    def _text(self, event: SweepEvent) -> str | None:
+        if event.kind == "finished":
+            worth_a_line = finished_line(event) if _worth_a_line(event) else None
+            if event.variant is None or event.variant.id in self._told or worth_a_line is None:
+                return None
+            self._told.add(event.variant.id)
+            return worth_a_line
+        if event.kind == "expanded":
+            self._told.clear()  # the next problem's variants
+        return _headline(event)
+
+
+class LiveScreen:
+    """The lines that stay on the screen: a bar, and what is running now and for how long."""
+
+    def __init__(self, print_above: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._print = print_above
+        self._clock = clock
+        self._phase = ""
+        self._done = 0
+        self._last = SweepEvent("phase")
+        self._at_s = clock()
+
+    def __call__(self, event: SweepEvent) -> None:
+        if event.kind == "phase" and event.text:
+            self._phase, self._done = event.text, 0
+        self._done = max(self._done, event.done)  # ticks don't all know it
+        self._last, self._at_s = event, self._clock()
+        above = _headline(event)
+        if event.kind == "finished" and event.outcome is not None and not event.outcome.ok:
+            above = finished_line(event)
+        if above is not None:
+            self._print(above, markup=False, highlight=False, soft_wrap=True)
+
+    def render(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        event, since = self._last, self._clock() - self._at_s
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(Text(self._phase), ProgressBar(max(1, event.total), self._done, width=30), self._counts(event))
+        lines = [_running_line((name, phase, s + since)) for name, phase, s in event.running[:SHOWN_RUNNING]]
+        if len(event.running) > SHOWN_RUNNING:
+            lines.append(f"and {len(event.running) - SHOWN_RUNNING} more")
+        return Group(bar, *(Text("  " + line, no_wrap=True, overflow="ellipsis") for line in lines))
+
+    def _counts(self, event: SweepEvent) -> str:
+        return f"{self._done}/{event.total}" if event.total else ""
+
+
+def finished_line(event: SweepEvent) -> str:
+    """``3/20 compile 1a2b... kv_stage=2: ok, 3.2 s`` or the reason's first line."""
+    outcome, variant = event.outcome, event.variant
+    name = units.label(variant) if variant else event.text
+    place = f"{event.done}/{event.total} " if event.total else ""
+    if outcome is None:
+        return f"{place}{name}"
+    if outcome.ok:
+        total = sum(float(s) for s in outcome.seconds.values())
+        return f"{place}{outcome.stage} {name}: ok, {units.seconds(total)}"
+    lines = outcome.reason.strip().splitlines()
+    return f"{place}{outcome.stage} {name}: {outcome.status}" + (f": {lines[0]}" if lines else "")
+
+
+def _worth_a_line(event: SweepEvent) -> bool:
+    outcome = event.outcome
+    return outcome is not None and (not outcome.ok or outcome.stage is Stage.COMPILE)
+
+
+def _headline(event: SweepEvent) -> str | None:
+    if event.kind == "phase":
+        return event.text or None
+    if event.kind == "expanded":
+        return event.text
+    if event.kind == "note":
+        return f"note: {event.text}"
+    if event.kind == "winner":
+        return f"winner: {event.text}" if event.text else None
+    return None
+
+
+def _running_line(running: Running) -> str:
+    name, phase, elapsed = running
+    return f"{name} ({phase}, {units.seconds(elapsed)})"

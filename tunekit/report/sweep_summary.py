@@ -1,0 +1,109 @@
+"""A sweep's result as text: what fitted, what did not and why, what each compile cost, and the winner."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from tunekit.model import Values, Winner
+from tunekit.progress import ProblemReport, Row, SweepReport
+from tunekit.report import units
+from tunekit.report.failures import group_failures, reproduce
+from tunekit.report.printer import Printer, Table
+
+MAX_REASON_LINES = 12
+
+
+def print_sweep(report: SweepReport, spec_reference: str, out: Printer, *, winners: bool = True) -> None:
+    """Everything that a sweep found, problem by problem; `winners` also says who won, or why nobody did."""
+    for problem in report.problems:
+        out.heading(f"{report.spec} on {report.arch}: {problem.problem}")
+        out.line(f"  {problem.expansion}")
+        _print_rows(problem, out)
+        _print_failures(problem, spec_reference, out)
+        if winners:
+            out.line(f"  {verdict(problem)}")
+        out.line()
+    for note in report.notes if winners else ():
+        out.line(f"note: {note}")
+    if report.state == "interrupted":
+        out.line("interrupted: the results so far are kept, and the same command goes on from there")
+
+
+def verdict(problem: ProblemReport) -> str:
+    """One line: the winner with its figures, or why there is none."""
+    if problem.winner is None:
+        return f"no winner: {problem.why_no_winner or 'nothing was measured'}"
+    return f"winner: {winner_text(problem.winner)}"
+
+
+def winner_text(winner: Winner) -> str:
+    """``<variant>: 12.34 us +- 0.05 us over 50 samples, 3.1 % ahead of <id>``."""
+    text = f"{units.label(winner.variant)}: {winner.median_us:.2f} us +- {winner.spread_us:.2f} us"
+    text += f" over {winner.samples} samples"
+    if winner.runner_up and winner.margin is not None:
+        text += f", {winner.margin * 100:.1f} % ahead of {winner.runner_up}"
+    if winner.confidence is not None:
+        text += f" ({winner.confidence * 100:.1f} % sure by {winner.method})"
+    if winner.tied:
+        text += f"; tied with {', '.join(winner.tied)}"
+    return text
+
+
+def _print_rows(problem: ProblemReport, out: Printer) -> None:
+    ok = [row for row in problem.rows if row.ok]
+    ok.sort(key=lambda row: (row.median_us is None, row.median_us or 0.0))
+    out.table(row_table(ok, problem.winner))
+    compiled = [row.compile_s for row in problem.rows if row.compile_s is not None]
+    text = f"{len(ok)} of {len(problem.rows)} variants passed"
+    if compiled:
+        slowest = max((row for row in problem.rows if row.compile_s is not None), key=lambda row: row.compile_s or 0.0)
+        text += (
+            f"; {len(compiled)} compiles: median {units.seconds(statistics.median(compiled))}, "
+            f"slowest {units.seconds(max(compiled))} ({slowest.variant.id})"
+        )
+    out.line(f"  {text}")
+
+
+def row_table(rows: Sequence[Row], winner: Winner | None = None) -> Table:
+    """One line a variant, a column a tunable; what no row knows has no column."""
+    names = list(dict.fromkeys(name for row in rows for name in row.variant.tunables))
+    several = len({row.variant.implementation for row in rows}) > 1
+    cells = [
+        (
+            f"{row.variant.id}{'*' if winner and winner.variant.id == row.variant.id else ''}",
+            row.variant.implementation if several else "",
+            *(_value(row.variant.tunables, name) for name in names),
+            units.count(row.footprint.smem_bytes),
+            units.count(row.footprint.tmem_columns or None),
+            units.count(row.footprint.threads),
+            units.count(row.footprint.registers),
+            units.count(row.footprint.spill_bytes),
+            units.seconds(row.compile_s),
+            units.microseconds(row.median_us),
+        )
+        for row in rows
+    ]
+    facts = ("smem B", "TMEM cols", "threads", "regs", "spill B", "compile", "median")
+    columns = ("variant", "implementation", *names, *facts)
+    return Table(columns, cells, right=frozenset((*names, *facts)))
+
+
+def _print_failures(problem: ProblemReport, spec_reference: str, out: Printer) -> None:
+    groups = group_failures(problem.rows)
+    if not groups:
+        return
+    out.heading("  failures:")
+    for group in groups:
+        out.line(f"  {group.headline()}")
+        rest = group.rest()
+        for line in rest[:MAX_REASON_LINES]:
+            out.line(f"      {line}")
+        if len(rest) > MAX_REASON_LINES:
+            out.line(f"      ({len(rest) - MAX_REASON_LINES} more lines: tunekit explain has them)")
+        out.line(f"      first: {units.label(group.first)}")
+        out.line(f"      again: {reproduce(group, spec_reference, problem.problem)}")
+
+
+def _value(tunables: Values, name: str) -> str:
+    return str(tunables[name]) if name in tunables else ""

@@ -1,0 +1,6 @@
+"""The pipeline end to end: expand, probe, compile, verify, measure, record."""
+
+from tunekit.sweep.options import SweepOptions
+from tunekit.sweep.run import sweep
+
+__all__ = ["SweepOptions", "sweep"]

@@ -1,0 +1,175 @@
+"""From compiled variants to a winner: verify, time, race in the final, choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tunekit.compiling import Unit
+from tunekit.measure import Decision, MeasuringWorker, RunJob, choose
+from tunekit.measure.protocol import is_current
+from tunekit.model import Outcome, Stage, Trial, Values, Variant, Winner
+from tunekit.spec import KernelSpec
+from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.database import Store
+from tunekit.store.standing import classify, comparable
+from tunekit.sweep.options import Target
+
+FINALISTS = 4
+# A variant that the search timed at over this many times the leader can't win the final.
+FINAL_MARGIN = 1.15
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A variant that is right and was timed: its compile, and both outcomes."""
+
+    unit: Unit
+    compiled: Outcome
+    measured: Outcome
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Verifies and times one spec's variants for one problem on one device, and keeps every outcome."""
+
+    spec: KernelSpec
+    problem: Values
+    target: Target
+    worker: MeasuringWorker
+    artifacts: ArtifactStore
+    store: Store
+    sweep: int
+    resume: bool
+    retry_failed: bool
+
+    def earlier(self) -> dict[str, Outcome]:
+        """What former sweeps found out here for this problem, by compile key: search times, and failures."""
+        if not self.resume:
+            return {}
+        here = comparable(self.target.environment)
+        known: dict[str, Outcome] = {}
+        for trial in self.store.trials(spec=self.spec.name, arch=self.target.arch.name, problem=self.problem):
+            outcome = trial.outcome
+            if comparable(trial.environment) != here or outcome.stage not in (Stage.VERIFY, Stage.MEASURE):
+                continue
+            timed = outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search")
+            if timed or (not outcome.ok and not self.retry_failed):
+                known[trial.compile_key] = outcome
+        return known
+
+    def check(self, unit: Unit) -> Outcome:
+        """Verify a variant and, if it is right, time it; the last outcome."""
+        job = self._job(unit)
+        verified = self._kept(unit, self.worker.verify(job))
+        return self._kept(unit, self.worker.time(job)) if verified.ok else verified
+
+    def final(
+        self, timed: Mapping[str, Timed], incumbent: str | None, default: str | None, note: Callable[[str], None]
+    ) -> tuple[Winner | None, str]:
+        """Race the fastest variants, the incumbent and the default (`timed` by variant id), and record who won.
+
+        Returns the winner, or None and why there is none.
+        """
+        racing = finalists({id: t.measured.samples_us for id, t in timed.items()}, [incumbent, default])
+        if not racing:
+            return None, "no variant was both right and measured"
+        note(f"final: {len(racing)} variants take turns")
+        outcomes = self.worker.final([self._job(timed[id].unit) for id in racing])
+        for id, outcome in outcomes.items():
+            self._kept(timed[id].unit, outcome)
+        decision = choose(
+            {id: outcome.samples_us for id, outcome in outcomes.items() if outcome.ok},
+            incumbent=incumbent,
+            default=default,
+            cheaper={id: cheapness(timed[id].compiled) for id in racing},
+        )
+        if decision.winner is None:
+            reasons = {id: outcome.reason for id, outcome in outcomes.items()} | dict(decision.excluded)
+            words = "; ".join(f"{timed[id].unit.variant}: {reason}" for id, reason in reasons.items())
+            return None, f"no finalist could be measured: {words}"
+        winner = self._winner(decision, decision.winner, timed, outcomes)
+        self.store.put_winner(winner)
+        return winner, ""
+
+    def _job(self, unit: Unit) -> RunJob:
+        artifact = self.artifacts.get(unit.key)
+        if artifact is None:
+            raise LookupError(f"{unit.variant} was compiled, but its artifact is gone from {self.artifacts.root}")
+        so = str(self.artifacts.path(artifact))
+        return RunJob(unit.reference, self.problem, unit.variant, so, artifact.symbol)
+
+    def _kept(self, unit: Unit, outcome: Outcome) -> Outcome:
+        self.store.record(
+            Trial(
+                unit.variant,
+                self.problem,
+                unit.key,
+                outcome,
+                self.target.environment,
+                protocol=outcome.protocol,
+                sweep=self.sweep,
+            )
+        )
+        return outcome
+
+    def _winner(
+        self, decision: Decision, id: str, timed: Mapping[str, Timed], outcomes: Mapping[str, Outcome]
+    ) -> Winner:
+        unit, standing = timed[id].unit, decision.standings[id]
+        return Winner(
+            variant=unit.variant,
+            problem=self.problem,
+            bucket=self.spec.bucket(self.problem),
+            environment=self.target.environment,
+            protocol=outcomes[id].protocol,
+            artifact=unit.key,
+            symbol=unit.symbol,
+            median_us=standing.median_us,
+            spread_us=standing.spread_us,
+            samples=standing.samples,
+            runner_up=decision.runner_up,
+            margin=decision.margin,
+            method=decision.method,
+            tied=decision.tied,
+        )
+
+
+def finalists(samples: Mapping[str, Sequence[float]], always: Iterable[str | None]) -> list[str]:
+    """The variants that race: the fastest few in the search, and those that always do."""
+    medians = {id: middle(times) for id, times in samples.items() if times}
+    if not medians:
+        return []
+    ranked = sorted(medians, key=lambda id: medians[id])
+    close = [id for id in ranked[:FINALISTS] if medians[id] <= FINAL_MARGIN * medians[ranked[0]]]
+    return close + [id for id in dict.fromkeys(always) if id is not None and id in medians and id not in close]
+
+
+def middle(times: Sequence[float]) -> float:
+    """The median of a non-empty series; the upper one of two."""
+    return sorted(times)[len(times) // 2]
+
+
+def cheapness(compiled: Outcome) -> tuple[float, ...]:
+    """What decides a tie, least first: registers, shared memory, seconds of compiling."""
+    footprint = compiled.footprint
+    seconds = sum(float(s) for s in compiled.seconds.values())
+    return (float(footprint.registers or 0), float(footprint.smem_bytes or 0), seconds)
+
+
+def incumbent_of(
+    store: Store, spec: KernelSpec, problem: Values, target: Target, shipped: Iterable[Winner]
+) -> tuple[Winner | None, list[Variant]]:
+    """The winner measured here for the problem's bucket, and the seeds: what won elsewhere or under other rules."""
+    incumbent: Winner | None = None
+    seeds: list[Variant] = []
+    bucket = spec.bucket(problem)
+    for winner in (*store.winners(spec.name, target.arch.name), *shipped):
+        if winner.bucket != bucket or winner.variant.version != spec.version:
+            continue
+        current = is_current(winner.protocol, "final")
+        if current and classify(winner, target.environment, winner.protocol, version=spec.version).here:
+            incumbent = winner
+        else:
+            seeds.append(winner.variant)
+    return incumbent, seeds

@@ -1,0 +1,113 @@
+"""What a sweep is asked to do, and what follows from the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tunekit.arch import ARCHES, Arch, parse_arch
+from tunekit.environment import environment
+from tunekit.errors import UserError
+from tunekit.model import Environment, Value, Values
+from tunekit.space import Expansion, implementations_on
+from tunekit.spec import KernelSpec
+
+VERIFIERS = ("auto", "gpu", "none")
+# What a sweep targets where it is not told and no GPU is here: the newest data-centre part first.
+PREFERRED_ARCHES = ("sm_100a", "sm_90a", "host")
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """`budget`: evaluations (``40``) or time (``10m``); `verify`: ``gpu`` demands a device of the
+    target architecture, ``auto`` uses one if it is here, ``none`` ends after compiling.
+    `variants` restricts the sweep to those whose ids begin so."""
+
+    arch: str | None = None
+    implementation: str | None = None
+    jobs: int | None = None
+    budget: str | None = None
+    search: str = "auto"
+    seed: int = 0
+    resume: bool = True
+    force: bool = False
+    retry_failed: bool = False
+    verify: str = "auto"
+    device: int = 0
+    variants: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the kernels are to run. `device` is None where nothing here can run them, and `why` says so."""
+
+    arch: Arch
+    environment: Environment
+    device: int | Literal["host"] | None
+    why: str = ""
+
+
+def choose_target(spec: KernelSpec, options: SweepOptions) -> Target:
+    """The architecture asked for, else the GPU's, else the preferred one that the spec supports.
+
+    Raises:
+        UserError: no implementation runs there, or ``--verify gpu`` without such a device.
+    """
+    if options.verify not in VERIFIERS:
+        raise UserError(f"unknown --verify '{options.verify}' (known: {', '.join(VERIFIERS)})")
+    here = environment(options.device)
+    if options.arch is not None:
+        arch = parse_arch(options.arch)
+    else:
+        arch = _supported(spec, ([here.arch] if here.arch else []) + list(PREFERRED_ARCHES), options.implementation)
+    implementations_on(spec, arch, options.implementation)
+    if options.verify == "none":
+        return Target(arch, here, None, "--verify none ends after compiling")
+    if arch.name == "host":
+        return Target(arch, here, "host")
+    if here.arch == arch.name:
+        return Target(arch, here, options.device)
+    found = f"a {here.gpu} ({here.arch or 'unknown architecture'})" if here.gpu else "no NVIDIA GPU"
+    why = f"kernels for {arch.name} can't run here: this machine has {found}"
+    if options.verify == "gpu":
+        raise UserError(f"--verify gpu: {why}")
+    return Target(arch, here, None, why)
+
+
+def _supported(spec: KernelSpec, names: Sequence[str], only: str | None) -> Arch:
+    candidates = spec.implementations if only is None else (spec.implementation(only),)
+    for name in names:
+        arch = ARCHES[name]
+        if any(candidate.unsupported(arch) is None for candidate in candidates):
+            return arch
+    raise UserError(f"{spec.name} runs on none of {', '.join(names)}; name one with --arch")
+
+
+def complete_problems(spec: KernelSpec, given: Sequence[Mapping[str, Value]]) -> tuple[Values, ...]:
+    """The problems to tune for, complete and without repeats; the spec's examples where none is given.
+
+    Raises:
+        UserError: a malformed problem, or none at all.
+    """
+    problems = [spec.problem(one) for one in (given or spec.examples)]
+    if not problems:
+        raise UserError(f"{spec.name} has no example problems: give one with --problem")
+    return tuple(dict.fromkeys(problems))
+
+
+def restrict(expansion: Expansion, ids: Sequence[str]) -> Expansion:
+    """The expansion's variants whose ids begin with one of `ids`; all of them if there are none.
+
+    Raises:
+        UserError: no variant, or more than one, begins with an id.
+    """
+    chosen = []
+    for wanted in ids:
+        matching = [variant for variant in expansion.variants if variant.id.startswith(wanted)]
+        if len(matching) != 1:
+            what = "no variant" if not matching else f"{len(matching)} variants"
+            raise UserError(f"{what} of this problem begin with '{wanted}' (tunekit list shows them)")
+        chosen += matching
+    return dataclasses.replace(expansion, variants=tuple(chosen)) if ids else expansion

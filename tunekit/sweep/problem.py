@@ -1,0 +1,214 @@
+"""One problem's way through a sweep: expand, probe, compile, verify, measure, choose.
+
+Batches keep compiling and measuring apart: nothing compiles while a variant is timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tunekit.compiling import Unit, units
+from tunekit.errors import UserError
+from tunekit.jobs import Event
+from tunekit.measure import MeasuringWorker
+from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, Winner
+from tunekit.progress import ProblemReport, Row, SweepEvent
+from tunekit.search import Budget, Told, make_strategy
+from tunekit.space import Expansion, declared_footprint, default_variant, expand
+from tunekit.spec import KernelSpec
+from tunekit.store.shipped import shipped_winners
+from tunekit.sweep.measuring import Measurer, Timed, incumbent_of, middle
+from tunekit.sweep.options import SweepOptions, Target, restrict
+from tunekit.sweep.shared import Shared
+
+# How many variants an adaptive strategy proposes at once; fixed, so that the number of workers changes nothing.
+BATCH = 8
+
+
+def candidates_of(
+    spec: KernelSpec, target: Target, problem: Values, options: SweepOptions
+) -> tuple[Expansion, list[Variant], dict[str, Outcome]]:
+    """The expansion of a problem, the variants that fit, and an outcome for each that does not.
+
+    Raises:
+        UserError: no variant is valid, with the constraints to blame.
+    """
+    expansion = restrict(expand(spec, target.arch, problem, options.implementation), options.variants)
+    if not expansion.variants:
+        raise UserError(f"{spec.name} has no valid variant for {problem} on {target.arch.name}: {expansion.blame()}")
+    fitting: list[Variant] = []
+    over: dict[str, Outcome] = {}
+    for variant in expansion.variants:
+        implementation = spec.implementation(variant.implementation)
+        footprint = declared_footprint(implementation, target.arch, problem, variant.tunables)
+        misfit = footprint.misfit(target.arch)
+        if misfit is None:
+            fitting.append(variant)
+        else:
+            over[variant.id] = Outcome(Stage.PROBE, Status.OVER_BUDGET, misfit, footprint=footprint)
+    return expansion, fitting, over
+
+
+@dataclass
+class ProblemRun:
+    """The sweep of one problem. `outcomes` grows as variants pass the stages."""
+
+    run: Shared
+    problem: Values
+    budget: Budget
+    expansion: Expansion | None = None
+    footprints: dict[str, Footprint] = field(default_factory=dict)
+    outcomes: dict[str, dict[Stage, Outcome]] = field(default_factory=dict)
+    timed: dict[str, Timed] = field(default_factory=dict)
+    winner: Winner | None = None
+    why_no_winner: str = "the sweep was interrupted"
+
+    def go(self) -> None:
+        run = self.run
+        expansion, fitting, over = candidates_of(run.spec, run.target, self.problem, run.options)
+        self.expansion = expansion
+        self._emit("expanded", text=f"{self.problem}: {expansion.blame()}")
+        for variant in expansion.variants:
+            if variant.id in over:
+                self._finish(variant, over[variant.id], 0, 0)
+        shipped = shipped_winners(run.spec.name, run.target.arch.name)
+        incumbent, seeds = incumbent_of(run.store, run.spec, self.problem, run.target, shipped)
+        default = default_variant(run.spec, run.target.arch, self.problem)
+        first = [v.id for v in (*([incumbent.variant] if incumbent else []), *([default] if default else []), *seeds)]
+        if not fitting:
+            self.why_no_winner = f"no variant fits {run.target.arch.name}: all are over budget"
+            return
+        measurer = self._measurer()
+        for batch in self._batches(fitting, first):
+            self._evaluate(batch, measurer)
+        if measurer is None:
+            self.why_no_winner = f"no winner was measured: {run.target.why}"
+            return
+        self._tell_late_faults(measurer.worker)
+        self.winner, self.why_no_winner = measurer.final(
+            self.timed,
+            incumbent.variant.id if incumbent else None,
+            default.id if default else None,
+            lambda text: self._emit("phase", text=text),
+        )
+        if self.winner is not None:
+            self._emit("winner", variant=self.winner.variant, text=f"{self.winner.median_us:.2f} us")
+
+    def _measurer(self) -> Measurer | None:
+        run, options = self.run, self.run.options
+        if run.worker is None:
+            return None
+        return Measurer(
+            run.spec,
+            self.problem,
+            run.target,
+            run.worker,
+            run.artifacts,
+            run.store,
+            run.number,
+            resume=options.resume and not options.force,
+            retry_failed=options.retry_failed,
+        )
+
+    def _tell_late_faults(self, worker: MeasuringWorker) -> None:
+        for late in worker.late_faults:
+            self._emit("note", text=f"a fault surfaced after {late.suspect.variant} had run: {late.reason}")
+        worker.late_faults.clear()
+
+    def _batches(self, fitting: list[Variant], first: Sequence[str]) -> Iterator[list[Variant]]:
+        """What to evaluate, a batch at a time: the incumbent, default and seeds, then the search's proposals."""
+        options, started = self.run.options, time.monotonic()
+        by_id = {variant.id: variant for variant in fitting}
+        strategy = make_strategy(options.search, fitting, self.budget, options.seed)
+        self._emit("note", text=f"search: {strategy.name}, {len(fitting)} candidates, seed {options.seed}")
+        done: set[str] = set()
+        opening = [by_id[id] for id in dict.fromkeys(first) if id in by_id]
+        size = len(fitting) if strategy.name == "exhaustive" and self.budget.seconds is None else BATCH
+        pending = opening if strategy.name != "exhaustive" else []
+        while self.budget.left(len(done)) > 0:
+            if self.budget.seconds is not None and time.monotonic() - started > self.budget.seconds:
+                self._emit("note", text=f"the budget of {self.budget.seconds:g} s is spent")
+                return
+            room = int(min(size, self.budget.left(len(done))))
+            batch = [v for v in (pending or strategy.ask(room)) if v.id not in done][:room]
+            asked_nothing = not batch and not pending
+            pending = []
+            if asked_nothing:
+                return
+            if batch:
+                done |= {variant.id for variant in batch}
+                yield batch
+                strategy.tell([Told(v, self._time(v)) for v in batch])
+
+    def _time(self, variant: Variant) -> float | None:
+        measured = self.outcomes.get(variant.id, {}).get(Stage.MEASURE)
+        if measured is None or not measured.ok or not measured.samples_us:
+            return None
+        return middle(measured.samples_us)
+
+    def _evaluate(self, batch: list[Variant], measurer: Measurer | None) -> None:
+        run = self.run
+        wanted = units(run.spec, run.reference, self.problem, batch)
+        self._emit("phase", text="compile", total=len(wanted))
+        compiled: list[tuple[Unit, Outcome]] = []
+        for unit, outcome in run.compiler.compile(wanted, self._on_compile(wanted)):
+            compiled.append((unit, outcome))
+            self._finish(unit.variant, outcome, len(compiled), len(wanted))
+        ready = [(unit, outcome) for unit, outcome in compiled if outcome.ok]
+        if measurer is None or not ready:
+            return
+        self._emit("phase", text="verify and measure", total=len(ready))
+        earlier = measurer.earlier()
+        for index, (unit, outcome) in enumerate(ready, 1):
+            self._emit("started", variant=unit.variant, text="measure", done=index - 1, total=len(ready))
+            measured = earlier.get(unit.key) or measurer.check(unit)
+            self._finish(unit.variant, measured, index, len(ready))
+            if measured.ok and measured.stage is Stage.MEASURE:
+                self.timed[unit.variant.id] = Timed(unit, outcome, measured)
+
+    def _on_compile(self, wanted: Sequence[Unit]) -> Callable[[Event], None]:
+        """Turns the pool's events into the sweep's: what compiles now, in which phase, for how long."""
+        variants = {unit.key: unit.variant for unit in wanted}
+        pool = self.run.compiler.pool
+
+        def tell(event: Event) -> None:
+            running = tuple((str(variants[now.task]), now.phase, now.seconds) for now in pool.running())
+            if event.kind == "started":
+                self._emit("started", variant=variants[event.task], total=len(variants), running=running)
+            else:
+                self._emit("phase", total=len(variants), running=running)
+
+        return tell
+
+    def _finish(self, variant: Variant, outcome: Outcome, done: int, total: int) -> None:
+        self.outcomes.setdefault(variant.id, {})[outcome.stage] = outcome
+        if outcome.stage in (Stage.COMPILE, Stage.PROBE):
+            self.footprints[variant.id] = outcome.footprint
+        self._emit("finished", variant=variant, outcome=outcome, done=done, total=total)
+
+    def _emit(self, kind: str, **fields: object) -> None:
+        self.run.on_event(SweepEvent(kind, **fields))  # type: ignore[arg-type]
+
+    def report(self) -> ProblemReport:
+        if self.expansion is None:
+            return ProblemReport(self.problem, "not begun", (), None, self.why_no_winner)
+        rows = tuple(self._row(variant) for variant in self.expansion.variants if variant.id in self.outcomes)
+        return ProblemReport(self.problem, self.expansion.blame(), rows, self.winner, self.why_no_winner)
+
+    def _row(self, variant: Variant) -> Row:
+        outcomes = self.outcomes[variant.id]
+        in_order = [outcomes[stage] for stage in Stage if stage in outcomes]
+        last = next((outcome for outcome in in_order if not outcome.ok), in_order[-1])
+        compiled = outcomes.get(Stage.COMPILE)
+        seconds = sum(float(s) for s in compiled.seconds.values()) if compiled and compiled.seconds else None
+        return Row(
+            variant=variant,
+            footprint=self.footprints.get(variant.id, Footprint()),
+            outcomes=outcomes,
+            status=str(last.status),
+            reason=last.reason,
+            compile_s=seconds,
+            median_us=self._time(variant),
+        )

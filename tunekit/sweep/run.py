@@ -1,0 +1,70 @@
+"""A sweep: every problem in turn, every outcome stored as it comes.
+
+Whatever ends a sweep loses at most the variant in flight; another one goes on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from tunekit.errors import UserError
+from tunekit.model import Value
+from tunekit.progress import ProblemReport, SweepEvent, SweepReport
+from tunekit.search import parse_budget, strategy_name
+from tunekit.settings import Settings
+from tunekit.spec import absolute_reference, load_spec
+from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.database import Store
+from tunekit.sweep.options import SweepOptions, choose_target, complete_problems
+from tunekit.sweep.problem import ProblemRun, candidates_of
+from tunekit.sweep.shared import shared
+
+
+def sweep(
+    reference: str,
+    problems: Sequence[Mapping[str, Value]],
+    options: SweepOptions,
+    settings: Settings,
+    on_event: Callable[[SweepEvent], None],
+) -> SweepReport:
+    """Tune a spec for `problems` (its examples where none is given) and record what came of it.
+
+    Ctrl-C ends it early with state ``interrupted``; what was recorded stays.
+
+    Raises:
+        UserError: a mistake in the request, found before anything runs.
+    """
+    spec = load_spec(reference)
+    target = choose_target(spec, options)
+    wanted = complete_problems(spec, problems)
+    budget = parse_budget(options.budget)
+    strategy_name(options.search, 0, budget)
+    for problem in wanted:
+        candidates_of(spec, target, problem, options)
+    unwritable = ArtifactStore(settings.artifacts).unwritable()
+    if unwritable:
+        raise UserError(f"a sweep keeps its artifacts, and can't: {unwritable}; set TUNEKIT_CACHE to another directory")
+    reports: list[ProblemReport] = []
+    state: Literal["done", "interrupted", "failed"] = "failed"
+    with Store.open(settings.database) as store:
+        arguments = {"problems": [dict(p) for p in wanted], **dataclasses.asdict(options)}
+        number = store.start_sweep(spec.name, spec.version, target.arch.name, arguments)
+        try:
+            with shared(
+                spec, absolute_reference(reference), target, options, settings, store, number, on_event
+            ) as means:
+                for problem in wanted:
+                    one = ProblemRun(means, problem, budget)
+                    try:
+                        one.go()
+                    finally:
+                        reports.append(one.report())
+            state = "done"
+        except KeyboardInterrupt:
+            state = "interrupted"
+        finally:
+            store.finish_sweep(number, state)
+    notes = (target.why,) if target.why else ()
+    return SweepReport(spec.name, target.arch.name, tuple(reports), "done" if state == "done" else "interrupted", notes)

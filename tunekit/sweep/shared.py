@@ -1,0 +1,77 @@
+"""What the problems of one sweep share: the compiler, the measuring worker, the stores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tunekit import settings as defaults
+from tunekit.compiling import Compiler
+from tunekit.jobs import Limits, Pool
+from tunekit.measure import MeasuringWorker
+from tunekit.progress import SweepEvent
+from tunekit.settings import Settings, limit_s
+from tunekit.spec import KernelSpec
+from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.database import Store
+from tunekit.sweep.options import SweepOptions, Target
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One sweep's means. `number` is its row in the store; `worker` is None where nothing here can run kernels."""
+
+    spec: KernelSpec
+    reference: str
+    target: Target
+    options: SweepOptions
+    store: Store
+    artifacts: ArtifactStore
+    number: int
+    compiler: Compiler
+    worker: MeasuringWorker | None
+    on_event: Callable[[SweepEvent], None]
+
+    def note(self, text: str) -> None:
+        self.on_event(SweepEvent("note", text=text))
+
+
+def compile_limits(spec: KernelSpec, settings: Settings) -> Limits:
+    """A spec's compile limits: what was set for this run, else the spec's own, else the defaults."""
+    return Limits(
+        trace_s=limit_s(None, settings.trace_limit_s, None, defaults.DEFAULT_TRACE_LIMIT_S),
+        backend_s=limit_s(None, settings.compile_limit_s, spec.compile_limit_s, defaults.DEFAULT_COMPILE_LIMIT_S),
+        memory_bytes=settings.memory_limit_bytes or defaults.DEFAULT_MEMORY_LIMIT_BYTES,
+    )
+
+
+@contextlib.contextmanager
+def shared(
+    spec: KernelSpec,
+    reference: str,
+    target: Target,
+    options: SweepOptions,
+    settings: Settings,
+    store: Store,
+    number: int,
+    on_event: Callable[[SweepEvent], None],
+) -> Iterator[Shared]:
+    """Start the compile workers and, where the target can run here, the measuring worker; end both afterwards."""
+    backends = tuple(dict.fromkeys(i.backend for i in spec.implementations if i.unsupported(target.arch) is None))
+    artifacts = ArtifactStore(settings.artifacts)
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(
+            Pool(workers=options.jobs or settings.jobs, warm=backends, limits=compile_limits(spec, settings))
+        )
+        on_event(SweepEvent("note", text=pool.why))
+        worker = None
+        if target.device is not None:
+            run_limit_s = limit_s(None, settings.run_limit_s, None, defaults.DEFAULT_RUN_LIMIT_S)
+            worker = stack.enter_context(
+                MeasuringWorker(
+                    target.device, run_limit_s, on_wait=lambda text: on_event(SweepEvent("note", text=text))
+                )
+            )
+        compiler = Compiler(pool, artifacts, store, target.environment, options.force, options.retry_failed, number)
+        yield Shared(spec, reference, target, options, store, artifacts, number, compiler, worker, on_event)
