@@ -164,7 +164,13 @@ def test_two_tuners_take_turns(tmp_path):
 
 def test_a_dead_holder_blocks_nobody(tmp_path):
     path = tmp_path / "gpu.lock"
-    script = f"from pathlib import Path; import os; from tunekit.measure import turn; turn(Path({str(path)!r})).__enter__(); os.kill(os.getpid(), 9)"
+    script = textwrap.dedent(f"""
+        import os
+        from pathlib import Path
+        from tunekit.measure import turn
+        with turn(Path({str(path)!r})):
+            os.kill(os.getpid(), 9)
+        """)
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
     waits = []
     with turn(path, waits.append):

@@ -123,7 +123,9 @@ def test_readers_and_vacuum_during_a_sweep(database, vfs):
             threading.Timer(0.7, lambda: (reader.execute("ROLLBACK"), reader.close())).start()
 
         def vacuum() -> None:
-            other = sqlite3.connect(f"{database.as_uri()}?mode=rw" + (f"&vfs={vfs}" if vfs else ""), uri=True, timeout=30)
+            other = sqlite3.connect(
+                f"{database.as_uri()}?mode=rw" + (f"&vfs={vfs}" if vfs else ""), uri=True, timeout=30
+            )
             for _ in range(3):
                 other.execute("VACUUM")
                 time.sleep(0.02)

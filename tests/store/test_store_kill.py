@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -107,10 +108,8 @@ def test_killed_after_benchmark_k_the_next_run_resumes_at_k_plus_1(database):
         time.sleep(random.uniform(0.0, 0.06))
         os.kill(child, DIE)
         end = wait(child)
-        try:
+        with contextlib.suppress(BlockingIOError):
             told |= set(os.read(reading, 4096))
-        except BlockingIOError:
-            pass
         if not database.exists():
             continue
         with Store.open(database) as store:

@@ -71,7 +71,7 @@ def collected() -> list[str]:
 
 
 def test_a_complete_cache_on_read_only_media_is_served(cache):
-    """Case 31: mode 0555, another owner, HOME absent: winners and artifacts are read, without a line; nothing written."""
+    """Case 31: mode 0555, another owner, HOME absent: all is read, without a warning; nothing is written."""
     before = sorted(cache.rglob("*"))
 
     def read() -> None:
@@ -128,7 +128,7 @@ def test_a_damaged_artifact_on_read_only_media_is_a_miss(cache):
 
 
 def test_a_write_ahead_log_left_on_read_only_media(cache):
-    """Case 31: the writer was killed before its log was folded in, then the media became read-only: read all the same."""
+    """Case 31: the writer was killed before its log was folded in, then the media became read-only: read anyway."""
     root = cache.parent / "killed"
     reading, writing = os.pipe()
 
@@ -183,7 +183,7 @@ def test_artifacts_that_anybody_may_write_are_refused(tmp_path, kernel, caplog):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
 def test_another_user_s_cache_is_warned_of(tmp_path, kernel, caplog):
-    """Case 32: a cache directory of another user is read, with one warning line for the database and one for artifacts."""
+    """Case 32: a cache directory of another user is read, with a warning line each for database and artifacts."""
     database, root = tmp_path / "theirs" / "tunekit.db", tmp_path / "theirs" / "artifacts"
     with Store.open(database) as store:
         store.put_winner(make_winner())
@@ -238,7 +238,7 @@ def test_write_ahead_refused_falls_back_and_says_so(database, caplog):
 
 
 def test_a_network_file_system_gets_no_write_ahead_log(tmp_path, database, caplog, monkeypatch):
-    """Case 33: on NFS SQLite would answer 'wal' and hosts would not see each other's; the file system's type decides."""
+    """Case 33: on NFS SQLite may answer 'wal', and then hosts don't see each other's writes: the mount's type decides."""
     with Store.open(database) as store:
         assert store.journal_mode == "wal"
         store.record(make_trial())

@@ -8,13 +8,12 @@ import sqlite3
 import threading
 
 import pytest
+from store_values import H200, PROTOCOL, fork, make_bad, make_trial, make_winner, wait
 
 from tunekit.errors import DatabaseError
 from tunekit.model import Environment, Stage, Status, Values
 from tunekit.store.database import Store
 from tunekit.store.winners import read_winners
-
-from store_values import H200, PROTOCOL, fork, make_bad, make_trial, make_winner, wait
 
 NO_TIMES = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -0.5, None, "fast", "12.5", True, [1.0]]
 
@@ -162,7 +161,10 @@ def test_sweeps_say_how_they_ended(database):
     with Store.open(database) as store:
         first = store.start_sweep("fmha", 1, "sm_90a", {"jobs": 2})
         second = store.start_sweep("fmha", 1, "sm_90a", {})
-        assert [(s.id, s.state, s.alive) for s in store.sweeps()] == [(second, "running", True), (first, "running", True)]
+        assert [(s.id, s.state, s.alive) for s in store.sweeps()] == [
+            (second, "running", True),
+            (first, "running", True),
+        ]
         store.finish_sweep(first, "interrupted")
         assert store.sweeps("fmha", "sm_90a")[1].state == "interrupted"
         assert store.sweeps()[1].arguments == {"jobs": 2}

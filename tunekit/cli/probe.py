@@ -46,7 +46,10 @@ class Reading:
     def verdict(self) -> str:
         if self.status != "ok":
             return f"{self.status}: {self.reason.strip().partition(chr(10))[0]}"
-        return "; ".join(self.disagreements) or "agree"
+        if self.disagreements:
+            return "; ".join(self.disagreements)
+        known = [reading for reading in (self.declared, self.traced, self.compiled) if reading != Footprint()]
+        return "agree" if len(known) > 1 else "nothing to compare"
 
 
 @click.command(cls=options.PairsCommand)

@@ -47,9 +47,11 @@ def problems(spec: KernelSpec, texts: Sequence[str], workload: Path | None) -> t
         return (problem(spec, texts),)
     if workload:
         return tuple(dict.fromkeys(read_workload(spec, workload)))
+    needed = [axis.name for axis in spec.axes if axis.default is None]
+    if not spec.examples and needed:
+        raise UserError(f"{spec.name} has no example problems: give --problem {'=... '.join(needed)}=...")
     if not spec.examples:
-        axes = " ".join(f"{axis.name}=..." for axis in spec.axes if axis.default is None)
-        raise UserError(f"{spec.name} has no example problems: give --problem {axes}")
+        return (spec.problem({}),)
     return tuple(dict.fromkeys(spec.problem(example) for example in spec.examples))
 
 

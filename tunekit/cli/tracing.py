@@ -9,7 +9,7 @@ from pathlib import Path
 from tunekit import settings as defaults
 from tunekit.compiling import Unit
 from tunekit.jobs import Event, Limits, Pool, TaskResult, compile_task
-from tunekit.progress import Running, SweepEvent
+from tunekit.progress import SweepEvent
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec
 
@@ -27,7 +27,6 @@ def trace(
         backend_s=settings.compile_limit_s or spec.compile_limit_s or defaults.DEFAULT_COMPILE_LIMIT_S,
         memory_bytes=settings.memory_limit_bytes or defaults.DEFAULT_MEMORY_LIMIT_BYTES,
     )
-    progress = _Progress(by_key, on_event)
     with tempfile.TemporaryDirectory(prefix="tunekit-probe-") as scratch:
         tasks = []
         for key, unit in by_key.items():
@@ -35,23 +34,12 @@ def trace(
             out_dir.mkdir()
             tasks.append(compile_task(unit.request(out_dir, trace_only=not back_end), id=key))
         with Pool(workers=settings.jobs, warm=backends, limits=limits) as pool:
-            for result in pool.run(tasks, progress):
+            done = 0
+
+            def tell(event: Event) -> None:
+                running = tuple((str(by_key[now.task].variant), now.phase, now.seconds) for now in pool.running())
+                on_event(SweepEvent("phase", done=done, total=len(by_key), running=running))
+
+            for result in pool.run(tasks, tell):
+                done += 1
                 yield by_key[result.id], result
-
-
-class _Progress:
-    """Turns the pool's events into the display's."""
-
-    def __init__(self, units: dict[str, Unit], on_event: OnEvent) -> None:
-        self._units = units
-        self._on_event = on_event
-        self._now: dict[str, Running] = {}
-        self._done = 0
-
-    def __call__(self, event: Event) -> None:
-        if event.kind == "finished":
-            self._done += self._now.pop(event.task, None) is not None
-        else:
-            self._now[event.task] = (str(self._units[event.task].variant), event.phase, event.seconds)
-        running = tuple(self._now.values())
-        self._on_event(SweepEvent("phase", done=self._done, total=len(self._units), running=running))

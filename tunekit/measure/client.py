@@ -6,10 +6,11 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from tunekit.errors import SpecError, TunekitError, UserError
+from tunekit.errors import SpecError, UserError
 from tunekit.measure.final import DEFAULT_ROUNDS, even_rounds
 from tunekit.measure.job import RunJob, outcome_from_payload, positive_int
 from tunekit.measure.lock import lock_path, turn
@@ -61,6 +62,7 @@ class MeasuringWorker:
         self.late_faults: list[LateFault] = []
         self._limits_s = {"prepare": prepare_limit_s, "check": prepare_limit_s, "run": run_limit_s}
         self._on_wait = on_wait
+        self._lock: Path | None = None
         self._child: Child | None = None
         self._last: RunJob | None = None  # what the present child ran last; None: nothing yet
 
@@ -199,9 +201,9 @@ class MeasuringWorker:
         if self.device == "host":
             yield
             return
-        if not isinstance(self.device, int):
-            raise TunekitError(f"device is {self.device!r}")
-        with turn(lock_path(self.device), self._on_wait):
+        if self._lock is None:
+            self._lock = lock_path(int(self.device))
+        with turn(self._lock, self._on_wait):
             yield
 
     @property

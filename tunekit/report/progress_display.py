@@ -76,12 +76,14 @@ class LiveScreen:
         self._print = print_above
         self._clock = clock
         self._phase = ""
+        self._done = 0
         self._last = SweepEvent("phase")
         self._at_s = clock()
 
     def __call__(self, event: SweepEvent) -> None:
         if event.kind == "phase" and event.text:
-            self._phase = event.text
+            self._phase, self._done = event.text, 0
+        self._done = max(self._done, event.done)  # ticks don't all know it
         self._last, self._at_s = event, self._clock()
         above = _headline(event)
         if event.kind == "finished" and event.outcome is not None and not event.outcome.ok:
@@ -97,15 +99,14 @@ class LiveScreen:
 
         event, since = self._last, self._clock() - self._at_s
         bar = Table.grid(padding=(0, 1))
-        bar.add_row(Text(self._phase), ProgressBar(max(1, event.total), event.done, width=30), self._counts(event))
+        bar.add_row(Text(self._phase), ProgressBar(max(1, event.total), self._done, width=30), self._counts(event))
         lines = [_running_line((name, phase, s + since)) for name, phase, s in event.running[:SHOWN_RUNNING]]
         if len(event.running) > SHOWN_RUNNING:
             lines.append(f"and {len(event.running) - SHOWN_RUNNING} more")
         return Group(bar, *(Text("  " + line, no_wrap=True, overflow="ellipsis") for line in lines))
 
-    @staticmethod
-    def _counts(event: SweepEvent) -> str:
-        return f"{event.done}/{event.total}" if event.total else ""
+    def _counts(self, event: SweepEvent) -> str:
+        return f"{self._done}/{event.total}" if event.total else ""
 
 
 def finished_line(event: SweepEvent) -> str:
