@@ -113,8 +113,10 @@ class _Base:
         self.head_blocks = self.ratio // self.heads_per_block
         # Warp groups take turns, so that one's softmax runs under another's matrix products.
         self.take_turns = self.row_blocks > 1 and head_dim <= 128
-        # Rescaling a wide O costs as much as the softmax: do it while the tensor cores run the next S.
-        self.rescale_late = pv_n_tile > 128
+        # Rescaling a wide O costs as much as the softmax, so do it while the tensor cores run the next S. A single warp
+        # group loses by it: its PV product then starts later. (H200, 2026-11-29: head_dim 256, m_tile 128, s 8192: 668
+        # -> 721 TFLOP/s; decode at head_dim 512, m_tile 64, batch 32, s_k 4096: 96.4 -> 99.6 us.)
+        self.rescale_late = pv_n_tile > 128 and self.row_blocks > 1
 
     # ---- host side -------------------------------------------------------------------------------------------------
 

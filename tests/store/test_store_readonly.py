@@ -149,6 +149,21 @@ def test_a_write_ahead_log_left_on_read_only_media(cache):
     assert as_another_user(read) == 0
 
 
+def test_a_log_that_cannot_be_read_is_said(cache):
+    """Case 31: a log that was copied without its shared memory can't be read on read-only media: one line says so."""
+    log_file = cache / "tunekit.db-wal"
+    cache.chmod(0o755)
+    log_file.write_bytes(b"x" * 100)
+    cache.chmod(0o555)
+
+    def read() -> None:
+        said = collected()
+        assert len(read_winners(cache / "tunekit.db", "fmha", "sm_90a")) == 1
+        assert len(said) == 1 and "tunekit.db-wal can't be read" in said[0]
+
+    assert as_another_user(read) == 0
+
+
 def test_an_unreadable_database_is_a_miss(cache, caplog):
     secret = cache / "tunekit.db"
     secret.chmod(0o000)
@@ -207,6 +222,13 @@ def test_a_world_writable_database_directory_is_warned_of(tmp_path, caplog):
     with Store.open(shared / "tunekit.db") as store:
         store.record(make_trial())
     assert len(warnings_of(caplog)) == 1 and "writable by everybody" in warnings_of(caplog)[0]
+    shared.chmod(0o1777)  # like /tmp: nobody may replace another's file
+    caplog.clear()
+    with Store.open(shared / "tunekit.db"):
+        assert not caplog.records
+    (shared / "tunekit.db").chmod(0o666)
+    with Store.open(shared / "tunekit.db"):
+        assert len(warnings_of(caplog)) == 1
 
 
 def test_what_is_made_is_private(tmp_path):
@@ -232,13 +254,14 @@ def test_write_ahead_refused_falls_back_and_says_so(database, caplog):
     with Store.open(database, vfs="unix-dotfile") as store:
         assert store.journal_mode == "delete"
         assert len(warnings_of(caplog)) == 1 and "SQLite answered 'delete'" in warnings_of(caplog)[0]
-        children = [fork(work) for _ in range(4)]
-        assert [wait(child) for child in children] == [0] * 4
+    children = [fork(work) for _ in range(4)]
+    assert [wait(child) for child in children] == [0] * 4
+    with Store.open(database, vfs="unix-dotfile") as store:
         assert len(store.trials()) == 20
 
 
 def test_a_network_file_system_gets_no_write_ahead_log(tmp_path, database, caplog, monkeypatch):
-    """Case 33: on NFS SQLite may answer 'wal', and then hosts don't see each other's writes: the mount's type decides."""
+    """Case 33: on NFS SQLite may answer 'wal', but hosts don't see each other's log: the mount decides."""
     with Store.open(database) as store:
         assert store.journal_mode == "wal"
         store.record(make_trial())

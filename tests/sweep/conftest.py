@@ -31,21 +31,10 @@ class Cache:
     def settings(self) -> Settings:
         return Settings(database=self.root / "tunekit.db", artifacts=self.root / "artifacts", **self.limits)
 
-    def run(
-        self,
-        reference: str,
-        problem: dict[str, Any],
-        on_event: Callable[[SweepEvent], None] | None = None,
-        **options: Any,
-    ) -> SweepReport:
+    def run(self, reference: str, problem: dict[str, Any], **options: Any) -> SweepReport:
         self.events = []
-
-        def hear(event: SweepEvent) -> None:
-            self.events.append(event)
-            if on_event:
-                on_event(event)
-
-        return sweep(reference, [problem], SweepOptions(**{"arch": "host", **options}), self.settings, hear)
+        chosen = SweepOptions(**{"arch": "host", **options})
+        return sweep(reference, [problem], chosen, self.settings, self.events.append)
 
     def store(self) -> Store:
         return Store.open(self.settings.database)

@@ -15,7 +15,7 @@ from tunekit.measure.final import DEFAULT_ROUNDS, even_rounds
 from tunekit.measure.job import RunJob, outcome_from_payload, positive_int
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.process import Child, Stopped
-from tunekit.model import Outcome, Stage, Status
+from tunekit.model import Outcome, Stage, Status, Values
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
 
 PREPARE_LIMIT_S = 600.0
@@ -169,9 +169,10 @@ class MeasuringWorker:
         ids = [job.variant.id for job in jobs]
         id = stopped.at.variant if stopped.at.variant in ids else ids[0]
         again = len(jobs) > 1
-        if stopped.limit_s is not None:
-            return {id: Outcome(stage, Status.RUN_TIMEOUT, str(stopped))}, again, None
-        return {id: Outcome(stage, Status.DEVICE_FAULT, str(stopped))}, again, str(stopped)
+        timeout = stopped.limit_s is not None
+        status = Status.RUN_TIMEOUT if timeout else Status.DEVICE_FAULT
+        outcome = Outcome(stage, status, str(stopped), seconds=Values({stopped.at.phase: stopped.seconds}))
+        return {id: outcome}, again, None if timeout else str(stopped)
 
     @staticmethod
     def _raise(error: Mapping[str, Any]) -> None:
