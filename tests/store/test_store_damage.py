@@ -194,12 +194,16 @@ def test_a_winner_of_no_gpu_or_driver_is_a_miss(database, caplog, fields):
     with Store.open(database) as store:
         store.put_winner(make_winner(1, environment=dataclasses.replace(H200, **fields)))
         assert read_winners(database, "fmha", "sm_90a") == []
-        assert [m for m in warnings_of(caplog) if "names no" in m] == warnings_of(caplog) and len(warnings_of(caplog)) == 1
+        assert [m for m in warnings_of(caplog) if "names no" in m] == warnings_of(caplog) and len(
+            warnings_of(caplog)
+        ) == 1
         store.put_winner(make_winner(2))
         assert read_winners(database, "fmha", "sm_90a") == [make_winner(2)]
 
 
-@pytest.mark.parametrize("change", ["status = 'molten'", "tunables = '[1]'", "seconds = '{\"a\": NaN}'", "problem = 'x'"])
+@pytest.mark.parametrize(
+    "change", ["status = 'molten'", "tunables = '[1]'", "seconds = '{\"a\": NaN}'", "problem = 'x'"]
+)
 def test_an_unreadable_trial_is_left_out_with_one_line(database, caplog, change):
     """Case 23: two of five rows can't be read (a status of a newer version, broken JSON): the other three are."""
     with Store.open(database) as store:
@@ -280,7 +284,7 @@ ARTIFACT_DAMAGE = {
 @pytest.mark.parametrize("part", ["so", "ptx", "manifest"])
 @pytest.mark.parametrize("damage", ARTIFACT_DAMAGE.values(), ids=ARTIFACT_DAMAGE)
 def test_a_damaged_artifact_is_a_miss(tmp_path, kernel, damage, part, caplog):
-    """Case 27: an artifact of zero length or with a flipped byte: a miss, moved aside, one line; made again, it hits."""
+    """Case 27: an artifact of zero length or with a flipped byte: a miss, moved aside, one line; made again, a hit."""
     store = ArtifactStore(tmp_path / "artifacts")
     made = kernel(b"x" * 1000)
     artifact = store.put("abc", "symbol", made)

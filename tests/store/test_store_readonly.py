@@ -71,7 +71,7 @@ def collected() -> list[str]:
 
 
 def test_a_complete_cache_on_read_only_media_is_served(cache):
-    """Case 31: mode 0555, another owner, HOME absent: winners and artifacts are read, without a line; nothing written."""
+    """Case 31: mode 0555, another owner, HOME absent: all is read, without a warning; nothing is written."""
     before = sorted(cache.rglob("*"))
 
     def read() -> None:
@@ -128,7 +128,7 @@ def test_a_damaged_artifact_on_read_only_media_is_a_miss(cache):
 
 
 def test_a_write_ahead_log_left_on_read_only_media(cache):
-    """Case 31: the writer was killed before its log was folded in, then the media became read-only: read all the same."""
+    """Case 31: the writer was killed before its log was folded in, then the media became read-only: read anyway."""
     root = cache.parent / "killed"
     reading, writing = os.pipe()
 
@@ -145,6 +145,21 @@ def test_a_write_ahead_log_left_on_read_only_media(cache):
 
     def read() -> None:
         assert read_winners(root / "tunekit.db", "fmha", "sm_90a") == [make_winner(3)]
+
+    assert as_another_user(read) == 0
+
+
+def test_a_log_that_cannot_be_read_is_said(cache):
+    """Case 31: a log that was copied without its shared memory can't be read on read-only media: one line says so."""
+    log_file = cache / "tunekit.db-wal"
+    cache.chmod(0o755)
+    log_file.write_bytes(b"x" * 100)
+    cache.chmod(0o555)
+
+    def read() -> None:
+        said = collected()
+        assert len(read_winners(cache / "tunekit.db", "fmha", "sm_90a")) == 1
+        assert len(said) == 1 and "tunekit.db-wal can't be read" in said[0]
 
     assert as_another_user(read) == 0
 
@@ -183,7 +198,7 @@ def test_artifacts_that_anybody_may_write_are_refused(tmp_path, kernel, caplog):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
 def test_another_user_s_cache_is_warned_of(tmp_path, kernel, caplog):
-    """Case 32: a cache directory of another user is read, with one warning line for the database and one for artifacts."""
+    """Case 32: a cache directory of another user is read, with a warning line each for database and artifacts."""
     database, root = tmp_path / "theirs" / "tunekit.db", tmp_path / "theirs" / "artifacts"
     with Store.open(database) as store:
         store.put_winner(make_winner())
@@ -207,6 +222,13 @@ def test_a_world_writable_database_directory_is_warned_of(tmp_path, caplog):
     with Store.open(shared / "tunekit.db") as store:
         store.record(make_trial())
     assert len(warnings_of(caplog)) == 1 and "writable by everybody" in warnings_of(caplog)[0]
+    shared.chmod(0o1777)  # like /tmp: nobody may replace another's file
+    caplog.clear()
+    with Store.open(shared / "tunekit.db"):
+        assert not caplog.records
+    (shared / "tunekit.db").chmod(0o666)
+    with Store.open(shared / "tunekit.db"):
+        assert len(warnings_of(caplog)) == 1
 
 
 def test_what_is_made_is_private(tmp_path):
@@ -232,13 +254,14 @@ def test_write_ahead_refused_falls_back_and_says_so(database, caplog):
     with Store.open(database, vfs="unix-dotfile") as store:
         assert store.journal_mode == "delete"
         assert len(warnings_of(caplog)) == 1 and "SQLite answered 'delete'" in warnings_of(caplog)[0]
-        children = [fork(work) for _ in range(4)]
-        assert [wait(child) for child in children] == [0] * 4
+    children = [fork(work) for _ in range(4)]
+    assert [wait(child) for child in children] == [0] * 4
+    with Store.open(database, vfs="unix-dotfile") as store:
         assert len(store.trials()) == 20
 
 
 def test_a_network_file_system_gets_no_write_ahead_log(tmp_path, database, caplog, monkeypatch):
-    """Case 33: on NFS SQLite would answer 'wal' and hosts would not see each other's; the file system's type decides."""
+    """Case 33: on NFS SQLite may answer 'wal', but hosts don't see each other's log: the mount decides."""
     with Store.open(database) as store:
         assert store.journal_mode == "wal"
         store.record(make_trial())

@@ -8,13 +8,12 @@ import sqlite3
 import threading
 
 import pytest
+from store_values import H200, PROTOCOL, fork, make_bad, make_trial, make_winner, wait
 
 from tunekit.errors import DatabaseError
 from tunekit.model import Environment, Stage, Status, Values
 from tunekit.store.database import Store
 from tunekit.store.winners import read_winners
-
-from store_values import H200, PROTOCOL, fork, make_bad, make_trial, make_winner, wait
 
 NO_TIMES = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -0.5, None, "fast", "12.5", True, [1.0]]
 
@@ -162,14 +161,22 @@ def test_sweeps_say_how_they_ended(database):
     with Store.open(database) as store:
         first = store.start_sweep("fmha", 1, "sm_90a", {"jobs": 2})
         second = store.start_sweep("fmha", 1, "sm_90a", {})
-        assert [(s.id, s.state, s.alive) for s in store.sweeps()] == [(second, "running", True), (first, "running", True)]
+        assert [(s.id, s.state, s.alive) for s in store.sweeps()] == [
+            (second, "running", True),
+            (first, "running", True),
+        ]
         store.finish_sweep(first, "interrupted")
         assert store.sweeps("fmha", "sm_90a")[1].state == "interrupted"
         assert store.sweeps()[1].arguments == {"jobs": 2}
         with pytest.raises(DatabaseError, match="gone"):
             store.finish_sweep(second, "gone")
-        # One whose process was killed says running, and isn't.
-        assert wait(fork(lambda: store.start_sweep("fmha", 1, "sm_90a", {}))) == 0
+        with pytest.raises(DatabaseError, match="no sweep 77"):
+            store.finish_sweep(77, "done")
+        with pytest.raises(DatabaseError, match="FOREIGN KEY"):
+            store.record(make_trial(sweep=77))
+    # One whose process was killed says running, and isn't.
+    assert wait(fork(lambda: Store.open(database).start_sweep("fmha", 1, "sm_90a", {}))) == 0
+    with Store.open(database) as store:
         assert [s.alive for s in store.sweeps()] == [False, True, False]
 
 
@@ -198,16 +205,23 @@ def test_done_tells_what_needs_no_doing_again(database):
         assert store.done(Stage.MEASURE, []) == {}
 
 
-def test_a_store_works_from_threads_and_after_a_fork(database):
+def test_a_store_works_from_threads_but_not_after_a_fork(database):
     with Store.open(database) as store:
         threads = [threading.Thread(target=store.record, args=(make_trial(n),)) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert wait(fork(lambda: store.record(make_trial(100)))) == 0
+
+        def child() -> None:
+            for use in (lambda: store.record(make_trial(100)), store.trials, store.winners):
+                with pytest.raises(DatabaseError, match="opened before a fork"):
+                    use()
+            store.close()
+
+        assert wait(fork(child)) == 0
         store.record(make_trial(101))
-        assert len(store.trials()) == 10
+        assert len(store.trials()) == 9
 
 
 def test_an_environment_without_a_gpu_is_kept(database):

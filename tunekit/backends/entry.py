@@ -20,6 +20,7 @@ from tunekit.model import Status, to_json
 from tunekit.spec import Build, load_spec
 
 REASON_LIMIT = 4000
+NO_MESSAGE = "(no message)"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -37,6 +38,8 @@ def run(payload: Mapping[str, Any], phase: Callable[[str], None] = lambda name: 
     except Exception as error:
         # The edge: build functions and compilers raise anything; the name of the phase tells whose fault it is.
         status = Status.TRACE_ERROR if clock.current == "trace" else Status.COMPILE_ERROR
+        if isinstance(error, MemoryError):
+            status = Status.COMPILE_OUT_OF_MEMORY
         report = CompileReport(status, describe(error, request, clock.current))
     return {**to_json(report), "seconds": clock.stop()}
 
@@ -57,7 +60,7 @@ def describe(error: BaseException, request: CompileRequest, phase: str) -> str:
     kind = type(error).__name__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{kind}: {words[:REASON_LIMIT] or '(no message)'} [{phase} of {request}, {toolchain()}{place}]"
+    return f"{kind}: {words[:REASON_LIMIT] or NO_MESSAGE} [{phase} of {request}, {toolchain()}{place}]"
 
 
 def toolchain() -> str:

@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from tunekit import identity
 from tunekit.backends import CompileRequest, symbol_of
 from tunekit.check.targets import Target, reference_target
 from tunekit.check.verdict import Sample
-from tunekit.model import Status, to_json
+from tunekit.jobs import Limits, Pool, compile_task
+from tunekit.model import Status, Values, to_json
 
 CompileOnce = Callable[[Target], Sample]
 Progress = Callable[[str], None]
@@ -65,8 +65,6 @@ def isolated_compiles(
     backends: Sequence[str], trace_s: float, limit_s: float, memory_bytes: int
 ) -> Iterator[CompileOnce]:
     """Compiles in processes of their own, one at a time, killed at the limits; nothing is cached."""
-    from tunekit.jobs import Limits, Pool, Task
-
     limits = Limits(trace_s=trace_s, backend_s=limit_s, memory_bytes=memory_bytes)
     with Pool(workers=1, warm=tuple(sorted(set(backends))), limits=limits) as pool:
 
@@ -82,11 +80,11 @@ def isolated_compiles(
                     symbol_of(key),
                     scratch,
                 )
-                (result,) = pool.run([Task(key, request.to_payload())])
+                (result,) = pool.run([compile_task(request)])
             return Sample(result.status, _total(result.seconds), result.reason, result.phase)
 
         yield compile_once
 
 
-def _total(seconds: Any) -> float:
-    return float(sum(seconds.values()))
+def _total(seconds: Values) -> float:
+    return sum(float(value) for value in seconds.values())

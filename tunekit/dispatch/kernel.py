@@ -233,12 +233,13 @@ class Kernel:
             return None, lacks
         if self._library.has_failed(key):
             return None, lacks
-        artifact, why = self._compiler.compile(key, candidate.variant, problem)
+        artifact, why = self._compiler.compile(candidate.variant, problem)
+        self._counts["compiled"] = self._compiler.compiled
         if artifact is None:
             self._library.rule_out(key, why)
-            return None, why
-        self._counts["compiled"] += 1
-        return artifact, ""
+        else:
+            self._library.add(artifact)
+        return artifact, why
 
     def _lacking(self, candidate: Candidate, why: str) -> None:
         """Count and say, once a variant, that a recorded choice can't serve."""

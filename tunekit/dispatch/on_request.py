@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from tunekit.backends import CompileRequest, symbol_of
-from tunekit.model import Artifact, Footprint, Status, Values, Variant
+from tunekit.environment import environment
+from tunekit.errors import DatabaseError
+from tunekit.model import Artifact, Outcome, Values, Variant
 from tunekit.settings import (
     DEFAULT_COMPILE_LIMIT_S,
     DEFAULT_MEMORY_LIMIT_BYTES,
@@ -19,58 +20,71 @@ from tunekit.settings import (
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 
+if TYPE_CHECKING:
+    from tunekit.compiling import Unit
+    from tunekit.store.database import Store
+
+logger = logging.getLogger("tunekit")
+
 
 class OnRequestCompiler:
-    """Compiles one variant at a time in a process of its own and publishes the artifact.
+    """Compiles one variant at a time in a process of its own, publishes the artifact and records the outcome.
 
-    `reference` is what ``load_spec`` takes, for the compile process.
+    `reference` is what ``load_spec`` takes, for the compile process. What a sweep or
+    an earlier request found to hang or crash is not tried. `compiled` counts.
     """
 
     def __init__(self, reference: str, spec: KernelSpec, store: ArtifactStore, settings: Settings) -> None:
+        self.compiled = 0
         self._reference = reference
         self._spec = spec
         self._store = store
         self._settings = settings
 
-    def compile(self, key: str, variant: Variant, problem: Values) -> tuple[Artifact | None, str]:
+    def compile(self, variant: Variant, problem: Values) -> tuple[Artifact | None, str]:
         """The artifact of `variant`, compiled now or meanwhile by another process; or None and why not."""
-        with self._store.lock(key):
-            artifact = self._store.get(key)
-            if artifact is not None:
-                return artifact, ""
-            with tempfile.TemporaryDirectory(prefix="tunekit-") as scratch:
-                request = CompileRequest(
-                    self._reference,
-                    variant.implementation,
-                    variant.arch,
-                    self._spec.static(problem),
-                    variant.tunables,
-                    symbol_of(key),
-                    scratch,
-                )
-                return self._run(key, request)
+        from tunekit.compiling import units  # here: the compile side costs 0.2 s to import, and most servers need none
 
-    def _run(self, key: str, request: CompileRequest) -> tuple[Artifact | None, str]:
-        from tunekit.jobs import Limits, Pool, Task
+        (unit,) = units(self._spec, self._reference, problem, [variant])
+        artifact = self._store.get(unit.key)
+        if artifact is not None:
+            return artifact, ""
+        try:
+            outcome = self._run(unit)
+        except DatabaseError as error:
+            return None, f"it can't be compiled here: {error}"
+        if not outcome.ok:
+            return None, f"it does not compile ({outcome.status}: {outcome.reason or 'no reason given'})"
+        self.compiled += not outcome.facts.get("cached", False)
+        return self._store.get(unit.key), "its artifact vanished as soon as it was compiled"
+
+    def _run(self, unit: Unit) -> Outcome:
+        from tunekit.compiling import Compiler
+        from tunekit.jobs import Limits, Pool
 
         settings = self._settings
+        backend_s = limit_s(None, settings.compile_limit_s, self._spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S)
         limits = Limits(
-            trace_s=limit_s(None, settings.trace_limit_s, None, DEFAULT_TRACE_LIMIT_S),
-            backend_s=limit_s(None, settings.compile_limit_s, self._spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S),
+            trace_s=min(backend_s, limit_s(None, settings.trace_limit_s, None, DEFAULT_TRACE_LIMIT_S)),
+            backend_s=backend_s,
             memory_bytes=settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES,
         )
-        backend = self._spec.implementation(request.implementation).backend
-        with Pool(workers=1, warm=(backend,), limits=limits) as pool:
-            (result,) = pool.run([Task(key, request.to_payload())])
-        value: Mapping[str, Any] = result.value or {}
-        if result.status is not Status.OK or "so" not in value.get("files", {}):
-            return None, f"it does not compile ({result.status}: {result.reason or 'no reason given'})"
-        artifact = self._store.put(
-            key,
-            request.symbol,
-            {role: Path(path) for role, path in value["files"].items()},
-            footprint=Footprint(**value.get("compiled", {})),
-            facts=Values(value.get("facts", {})),
-            seconds=Values(value.get("seconds", {})),
-        )
-        return artifact, ""
+        backend = self._spec.implementation(unit.variant.implementation).backend
+        with Pool(workers=1, warm=(backend,), limits=limits) as pool, self._records() as records:
+            compiler = Compiler(pool, self._store, records, environment(0))
+            ((_, outcome),) = compiler.compile([unit])
+        return outcome
+
+    @contextlib.contextmanager
+    def _records(self) -> Iterator[Store | None]:
+        """The user's database; None, and a warning, where it can't be written."""
+        from tunekit.store.database import Store
+
+        try:
+            opened = Store.open(self._settings.database)
+        except DatabaseError as error:
+            logger.warning("compiles on request are not recorded: %s", error)
+            yield None
+            return
+        with opened:
+            yield opened

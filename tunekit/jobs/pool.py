@@ -192,7 +192,7 @@ class Pool:
         name = str(message["id"])
         if kind == "started":
             self._started[name] = (time.monotonic(), "start")
-            return Event(name, "started", "start")
+            return Event(name, "started", "start", pid=message["pid"])
         if kind == "phase":
             since, _ = self._started.get(name, (time.monotonic(), ""))
             self._started[name] = (since, message["phase"])

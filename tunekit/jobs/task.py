@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tunekit.backends import PTX_PATTERN, CompileRequest
-from tunekit.backends.entry import toolchain
+from tunekit.backends.entry import NO_MESSAGE, toolchain
 from tunekit.model import Status, Values
 
 COMPILE_ENTRY = "tunekit.backends.entry:run"
@@ -67,12 +67,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a task; `seconds` since its child started."""
+    """Something that happened to a task; `seconds` since its child, process `pid`, started."""
 
     task: str
     kind: Literal["started", "phase", "finished"]
     phase: str = ""
     seconds: float = 0.0
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,9 @@ def _judge(task: Task, ending: Ending) -> tuple[Status, str]:
     if ending.killed_for == "cancel":
         return Status.COMPILE_CRASHED, "cancelled" + about
     if ending.value is not None:
-        return _judge_value(ending.value)
+        status, reason = _judge_value(ending.value)
+        silent = status is not Status.OK and (not reason or NO_MESSAGE in reason)
+        return status, f"{reason or status.value}; exit status {ending.exit_code}" if silent else reason
     if ending.error is not None:
         trace = ending.phase in TRACE_PHASES
         return (Status.TRACE_ERROR if trace else Status.COMPILE_ERROR), ending.error + about

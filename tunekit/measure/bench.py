@@ -17,6 +17,7 @@ from tunekit.measure.protocol import Method, Stage, clocks_word, protocol
 from tunekit.measure.statistics import usable
 from tunekit.measure.timing import (
     GRAPH_LIMIT_US,
+    MAX_COPIES,
     Call,
     ColdPlan,
     Timer,
@@ -32,6 +33,9 @@ from tunekit.spec import KernelSpec
 
 COPY_GUARD_BYTES = 256
 FLUSH_US = 150.0  # a flush takes less; only batch sizes depend on it
+
+# All finalists' argument copies lie in memory at once; the rest is for inputs, flushes and checks.
+FINAL_MEMORY_SHARE = 0.6
 
 # Called with the phase, the variant's id and what is being done, in words.
 Report = Callable[[str, str, str], None]
@@ -156,7 +160,9 @@ class Bench:
     def _racers(self, finalists: Sequence[Loaded], cold: bool) -> list[Racer]:
         """The finalists with private argument copies, first calls made; one method for all."""
         clock = self._timer(cold)
-        racers = [self._racer(loaded, cold, clock) for loaded in finalists]
+        free = self._device.free_bytes()
+        share = None if free is None else int(FINAL_MEMORY_SHARE * free / max(1, len(finalists)))
+        racers = [self._racer(loaded, cold, clock, share) for loaded in finalists]
         short = all(racer.estimate_us < GRAPH_LIMIT_US for racer in racers)
         method: Method = ("cuda_graph" if short else "events") if self._device.is_gpu else "perf_counter"
         try:
@@ -170,12 +176,13 @@ class Bench:
                 racer.prepare(clock, "events")
         return racers
 
-    def _racer(self, loaded: Loaded, cold: bool, clock: Timer) -> Racer:
+    def _racer(self, loaded: Loaded, cold: bool, clock: Timer, share_bytes: int | None) -> Racer:
         self._report("prepare", loaded.id, "argument copies")
         spec, problem, device = loaded.spec, loaded.job.problem, self._device.torch
         inputs = draw(spec, problem, 0, device)
         first = Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES)
-        plan = cold_plan(first.nbytes, self._device.l2_bytes, cold)
+        most = MAX_COPIES if share_bytes is None else share_bytes // max(1, first.nbytes)
+        plan = cold_plan(first.nbytes, self._device.l2_bytes, cold, most)
         others = [Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES) for _ in range(plan.copies - 1)]
         copies = [first, *others]
         calls = self._first_calls(loaded, copies)

@@ -6,15 +6,16 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from tunekit.errors import SpecError, TunekitError, UserError
+from tunekit.errors import SpecError, UserError
 from tunekit.measure.final import DEFAULT_ROUNDS, even_rounds
 from tunekit.measure.job import RunJob, outcome_from_payload, positive_int
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.process import Child, Stopped
-from tunekit.model import Outcome, Stage, Status
+from tunekit.model import Outcome, Stage, Status, Values
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
 
 PREPARE_LIMIT_S = 600.0
@@ -61,6 +62,7 @@ class MeasuringWorker:
         self.late_faults: list[LateFault] = []
         self._limits_s = {"prepare": prepare_limit_s, "check": prepare_limit_s, "run": run_limit_s}
         self._on_wait = on_wait
+        self._lock: Path | None = None
         self._child: Child | None = None
         self._last: RunJob | None = None  # what the present child ran last; None: nothing yet
 
@@ -167,9 +169,10 @@ class MeasuringWorker:
         ids = [job.variant.id for job in jobs]
         id = stopped.at.variant if stopped.at.variant in ids else ids[0]
         again = len(jobs) > 1
-        if stopped.limit_s is not None:
-            return {id: Outcome(stage, Status.RUN_TIMEOUT, str(stopped))}, again, None
-        return {id: Outcome(stage, Status.DEVICE_FAULT, str(stopped))}, again, str(stopped)
+        timeout = stopped.limit_s is not None
+        status = Status.RUN_TIMEOUT if timeout else Status.DEVICE_FAULT
+        outcome = Outcome(stage, status, str(stopped), seconds=Values({stopped.at.phase: stopped.seconds}))
+        return {id: outcome}, again, None if timeout else str(stopped)
 
     @staticmethod
     def _raise(error: Mapping[str, Any]) -> None:
@@ -199,9 +202,9 @@ class MeasuringWorker:
         if self.device == "host":
             yield
             return
-        if not isinstance(self.device, int):
-            raise TunekitError(f"device is {self.device!r}")
-        with turn(lock_path(self.device), self._on_wait):
+        if self._lock is None:
+            self._lock = lock_path(int(self.device))
+        with turn(self._lock, self._on_wait):
             yield
 
     @property

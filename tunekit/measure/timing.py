@@ -41,17 +41,18 @@ class ColdPlan:
     flush: bool
 
 
-def cold_plan(argument_bytes: int, l2_bytes: int, cold: bool) -> ColdPlan:
-    """Rotation where the arguments are large enough to fill the cache 4 times with at most 32 copies; else a flush.
+def cold_plan(argument_bytes: int, l2_bytes: int, cold: bool, most_copies: int = MAX_COPIES) -> ColdPlan:
+    """Rotation where few enough copies make the arguments fill the cache 4 times between two uses; else a flush.
 
     Both leave as little behind; rotation has nothing to subtract, so less noise.
+    `most_copies` is what the memory allows.
     """
     if not cold or not l2_bytes:
         return ColdPlan(copies=1, flush=False)
-    copies = math.ceil(COLD_CACHES * l2_bytes / max(1, argument_bytes)) + 1
-    if copies <= MAX_COPIES:
-        return ColdPlan(max(2, copies), flush=False)
-    return ColdPlan(copies=2, flush=True)
+    copies = max(2, math.ceil(COLD_CACHES * l2_bytes / max(1, argument_bytes)) + 1)
+    if copies <= min(MAX_COPIES, most_copies):
+        return ColdPlan(copies, flush=False)
+    return ColdPlan(copies=max(1, min(2, most_copies)), flush=True)
 
 
 def calls_per_window(estimate_us: float, copies: int, run_limit_s: float) -> int:

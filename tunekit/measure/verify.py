@@ -152,8 +152,8 @@ class Verifier:
     ) -> tuple[Status, str] | None:
         phase("prepare", f"inputs and oracle of {case}")
         inputs = draw(spec, case.problem, case.seed, self._device.torch)
-        wanted = self.oracle.outputs(reference, spec, case, inputs)
         arguments = Arguments(spec, case.problem, inputs, self._device.torch)
+        wanted = self.oracle.outputs(reference, spec, case, inputs)
         first: dict[str, torch.Tensor] = {}
         for launch in range(1, LAUNCHES + 1):
             arguments.reset(launch)

@@ -98,14 +98,19 @@ STRATEGIES: dict[str, Callable[[Sequence[Variant], int], Strategy]] = {
 }
 
 
-def make_strategy(name: str, candidates: Sequence[Variant], budget: Budget, seed: int) -> Strategy:
-    """The strategy called `name`; ``auto`` is exhaustive where the budget covers the space, else TPE.
+def strategy_name(asked: str, candidates: int, budget: Budget) -> str:
+    """The strategy to use; ``auto`` is exhaustive where the budget covers the space, else TPE.
 
     Raises:
         UserError: an unknown name.
     """
-    if name == "auto":
-        name = "exhaustive" if budget.seconds is None and budget.left(0) >= len(candidates) else "tpe"
-    if name not in STRATEGIES:
-        raise UserError(f"unknown search '{name}' (known: auto, {', '.join(STRATEGIES)})")
-    return STRATEGIES[name](candidates, seed)
+    if asked == "auto":
+        return "exhaustive" if budget.seconds is None and budget.left(0) >= candidates else "tpe"
+    if asked not in STRATEGIES:
+        raise UserError(f"unknown search '{asked}' (known: auto, {', '.join(STRATEGIES)})")
+    return asked
+
+
+def make_strategy(name: str, candidates: Sequence[Variant], budget: Budget, seed: int) -> Strategy:
+    """The strategy called `name` (see :func:`strategy_name`) over at least one candidate."""
+    return STRATEGIES[strategy_name(name, len(candidates), budget)](candidates, seed)

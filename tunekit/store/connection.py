@@ -33,9 +33,13 @@ SIBLINGS = ("-wal", "-shm", "-journal")
 
 
 def connect(path: Path, *, busy_s: float, vfs: str | None = None, create: bool = False) -> sqlite3.Connection:
-    """A connection that begins no transaction by itself."""
+    """A connection that begins no transaction by itself.
+
+    SQLite itself waits half a second at most, since nothing interrupts that;
+    `retry_busy` does the rest, and Ctrl-C ends it.
+    """
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}" + (f"&vfs={vfs}" if vfs else "")
-    connection = sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(uri, uri=True, timeout=min(busy_s, 0.5), isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
 
@@ -135,6 +139,14 @@ def create(path: Path, *, busy_s: float, vfs: str | None, steps: Sequence[Step] 
             leftover.unlink(missing_ok=True)
 
 
+def _set_up(connection: sqlite3.Connection, path: Path, busy_s: float, steps: Sequence[Step]) -> str:
+    """Log and schema as they should be; the journal mode. A database of others is left as it is."""
+    retry_busy(lambda: check_ours(Database(connection), path, steps), path, busy_s)
+    mode = retry_busy(lambda: write_ahead(connection, path), path, busy_s)
+    _migrate(connection, path, busy_s, steps)
+    return mode
+
+
 def _migrate(connection: sqlite3.Connection, path: Path, busy_s: float, steps: Sequence[Step]) -> None:
     db = Database(connection)
     if check_ours(db, path, steps) == len(steps):
@@ -162,7 +174,7 @@ def open_database(
             path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         except OSError as error:
             raise cannot_write(path, error) from error
-    distrust = files.world_writable(path.parent) or files.foreign_owner(path)
+    distrust = files.world_writable(path) or files.foreign_owner(path) or files.foreign_owner(path.parent)
     if distrust:
         log.warning("%s; its tuning results may be anybody's", distrust)
     for _ in range(3):
@@ -182,10 +194,7 @@ def open_database(
             raise cannot_write(path, "no permission to write the file")
         connection = connect(path, busy_s=busy_s, vfs=vfs)
         try:
-            check_ours(Database(connection), path, steps)  # before anything is changed
-            mode = retry_busy(lambda: write_ahead(connection, path), path, busy_s)  # noqa: B023 (called at once)
-            _migrate(connection, path, busy_s, steps)
-            return connection, mode
+            return connection, _set_up(connection, path, busy_s, steps)
         except sqlite3.OperationalError as error:
             connection.close()
             raise cannot_write(path, error) from error

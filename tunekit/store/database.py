@@ -38,7 +38,7 @@ BUSY_S = 60.0
 
 
 class Store:
-    """One open database. Safe to share between threads, and to carry over a fork.
+    """One open database. Safe to share between threads, never to carry over a fork.
 
     `journal_mode` is what SQLite answered: ``wal``, or ``delete`` where the file
     system refuses write-ahead logging.
@@ -104,10 +104,15 @@ class Store:
     # -- how every read and write runs
 
     def _ready(self) -> None:
-        """Connect anew after a fork, or where another process moved the file aside."""
+        """Connect anew where another process moved the file aside.
+
+        Raises:
+            DatabaseError: this process was forked while the database was open. SQLite
+                would believe itself in possession of locks that the parent holds.
+        """
         if self._pid != os.getpid():
-            self._connect(create=False)  # the parent's connection is left alone: closing it here would harm it
-        elif self._file_id() != self._file:
+            raise DatabaseError(f"{self.path} was opened before a fork; close it first, and open it in the child")
+        if self._file_id() != self._file:
             self._connection.close()
             self._connect(create=True)
 
@@ -129,7 +134,7 @@ class Store:
                     opening.move_aside(self.path, vfs=self._vfs, thorough=True)
                     self._connect(create=True)
                 return action()
-            except rows.RowError as error:
+            except (rows.RowError, sqlite3.IntegrityError) as error:
                 raise DatabaseError(f"not recorded: {error}") from error
             except sqlite3.DatabaseError as error:
                 raise opening.cannot_write(self.path, error) from error
@@ -177,7 +182,9 @@ class Store:
         """Note how a sweep ended. One that was killed stays ``running``; see :attr:`Sweep.alive`."""
         if state not in ("done", "interrupted", "failed"):
             raise DatabaseError(f"a sweep ends done, interrupted or failed, not {state!r}")
-        self._write(lambda db: db["sweeps"].update(sweep, {"state": state, "finished_at": now()}))
+        sql = "UPDATE sweeps SET state = ?, finished_at = ? WHERE id = ?"
+        if not self._write(lambda db: int(db.execute(sql, (state, now(), sweep)).rowcount)):
+            raise DatabaseError(f"{self.path} has no sweep {sweep}")
 
     def sweeps(self, spec: str | None = None, arch: str | None = None) -> list[Sweep]:
         """The sweeps, newest first."""
@@ -280,7 +287,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Records:
-    """All that a database holds, read without writing a byte to it: see :func:`read_records`."""
+    """All that a database holds, read without changing it: see :func:`read_records`."""
 
     sweeps: list[Sweep]
     trials: list[Trial]
@@ -289,7 +296,7 @@ class Records:
 
 
 def read_records(path: Path, *, spec: str | None = None, arch: str | None = None) -> Records:
-    """The contents of a database on read-only media, or of one that must not be touched.
+    """The contents of a database on read-only media, or of one that must not be changed.
 
     Raises:
         DatabaseError: absent, damaged, newer or not permitted.

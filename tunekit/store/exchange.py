@@ -146,10 +146,20 @@ def ship(database: Path, directory: Path, *, spec: str, arch: str, trials: bool 
         for name in ("uid", "sweep"):
             plain.pop(name, None)
         written.append(plain)
-    written.sort(key=lambda p: (p["kind"] != "winner", json.dumps(p.get("bucket", p["problem"])), p["recorded_at"]))
+    written.sort(key=_review_order)
     target = shipped_file(spec, arch, directory)
     _write_lines(target, [json.dumps(plain, ensure_ascii=False) for plain in written])
     return target
+
+
+def _review_order(plain: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Winners first, then by bucket or problem, numbers as numbers."""
+    point = plain.get("bucket", plain["problem"])
+    axes = [
+        (name, value if isinstance(value, str) else "", 0 if isinstance(value, str) else value)
+        for name, value in point.items()
+    ]
+    return plain["kind"] != "winner", axes, plain["recorded_at"], plain["variant"]
 
 
 def import_jsonl(store: Store, source: Path) -> Exchanged:

@@ -16,9 +16,9 @@ _NETWORK_TYPES |= {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "or
 
 
 def world_writable(path: Path) -> str | None:
-    """The sentence for a directory in which anybody may put files; None where only trusted users may.
+    """The sentence for a file or directory that anybody may write; None where only trusted users may.
 
-    Its parent counts too, where anybody may replace the directory as a whole.
+    Its parent counts too, where anybody may replace it as a whole.
     """
     for place, sticky_is_fine in ((path, False), (path.resolve().parent, True)):
         try:

@@ -1,4 +1,4 @@
-"""Reading a database without writing a byte: also from read-only media, another user's, or a newer one.
+"""Reading a database without changing it: also from read-only media, another user's, or a newer one.
 
 Standard library only, and quick: dispatch and `tunekit best` come through here.
 """
@@ -45,6 +45,9 @@ def connect_readonly(path: Path, busy_s: float) -> sqlite3.Connection:
     except BaseException:
         connection.close()
         raise
+    log_file = path.with_name(f"{path.name}-wal")
+    if log_file.exists() and log_file.stat().st_size:
+        log.warning("%s can't be read on read-only media; the results in it are missing", log_file)
     return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
 
 

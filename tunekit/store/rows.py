@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunekit.model import (
@@ -67,6 +67,8 @@ def text(value: object, field: str) -> str:
     """A string that UTF-8 can hold: lone surrogates (undecodable bytes of a child's output) are escaped."""
     if not isinstance(value, str):
         raise RowError(f"{field} is {value!r}, not text")
+    if value.isascii():
+        return value
     return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -118,10 +120,13 @@ def _refuse_constant(name: str) -> Any:
     raise RowError(f"{name} is not a number that a record may hold")
 
 
-def parse(source: str | bytes, field: str) -> Any:
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # json.loads would make one a call
+
+
+def parse(source: str, field: str) -> Any:
     """JSON to plain values; NaN and Infinity, which Python's parser takes, are refused."""
     try:
-        return json.loads(source, parse_constant=_refuse_constant)
+        return _DECODER.decode(source)
     except RowError as error:
         raise RowError(f"{field}: {error}") from None
     except (ValueError, RecursionError) as error:
@@ -141,11 +146,11 @@ def values(source: object, field: str) -> Values:
     return Values(plain)
 
 
-def seconds(given: Values, field: str = "seconds") -> str:
-    """Seconds per phase as JSON: each finite and at least 0."""
+def seconds(given: Values, field: str = "seconds") -> Values:
+    """Seconds per phase, checked: each finite and at least 0."""
     for name, value in given.items():
         number(value, f"{field}.{name}", least=0.0)
-    return dump(given, field)
+    return given
 
 
 def variant_row(variant: Variant) -> dict[str, Any]:
@@ -192,26 +197,29 @@ def winner_row(winner: Winner) -> dict[str, Any]:
         **variant_row(winner.variant),
         "problem": dump(winner.problem, "problem"),
         "bucket": dump(winner.bucket, "bucket"),
-        "protocol": text(winner.protocol, "protocol"),
-        "artifact": text(winner.artifact, "artifact"),
-        "symbol": text(winner.symbol, "symbol"),
-        "median_us": time_us(winner.median_us, "median_us"),
-        "spread_us": number(winner.spread_us, "spread_us", least=0.0),
-        "samples": count(winner.samples, "samples", least=1),
-        "runner_up": optional_text(winner.runner_up, "runner_up"),
-        "margin": None if winner.margin is None else number(winner.margin, "margin"),
-        "confidence": None if winner.confidence is None else _confidence(winner.confidence),
-        "method": text(winner.method, "method"),
         "tied": dump([text(item, "tied") for item in winner.tied], "tied"),
-        "source": text(winner.source, "source"),
+        **_winner_fields(lambda name: getattr(winner, name)),
     }
 
 
-def _confidence(value: object) -> float:
-    given = number(value, "confidence", least=0.0)
-    if given > 1:
-        raise RowError(f"confidence is {given!r}; it must be at most 1")
-    return given
+def _winner_fields(get: Callable[[str], Any]) -> dict[str, Any]:
+    """The fields that a row and a winner hold alike, each checked."""
+    margin, confidence = get("margin"), get("confidence")
+    if confidence is not None and number(confidence, "confidence", least=0.0) > 1:
+        raise RowError(f"confidence is {confidence!r}; it must be at most 1")
+    return {
+        "protocol": text(get("protocol"), "protocol"),
+        "artifact": text(get("artifact"), "artifact"),
+        "symbol": text(get("symbol"), "symbol"),
+        "median_us": time_us(get("median_us"), "median_us"),
+        "spread_us": number(get("spread_us"), "spread_us", least=0.0),
+        "samples": count(get("samples"), "samples", least=1),
+        "runner_up": optional_text(get("runner_up"), "runner_up"),
+        "margin": None if margin is None else number(margin, "margin"),
+        "confidence": None if confidence is None else float(confidence),
+        "method": text(get("method"), "method"),
+        "source": text(get("source"), "source"),
+    }
 
 
 def winner_of(row: Row, environment: Environment) -> Winner:
@@ -219,16 +227,14 @@ def winner_of(row: Row, environment: Environment) -> Winner:
     tied = parse(text(row["tied"], "tied"), "tied")
     if not isinstance(tied, list):
         raise RowError("tied is not a list")
-    winner = Winner(
+    return Winner(
         variant=variant_of(row),
         problem=values(row["problem"], "problem"),
         bucket=values(row["bucket"], "bucket"),
         environment=environment,
-        tied=tuple(tied),
-        **{name: row[name] for name in WINNER_COLUMNS[8:] if name != "tied"},
+        tied=tuple(text(item, "tied") for item in tied),
+        **_winner_fields(row.__getitem__),
     )
-    winner_row(winner)
-    return winner
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
@@ -242,7 +248,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "status": Status(outcome.status).value,
         "reason": text(outcome.reason, "reason"),
         "protocol": text(trial.protocol, "protocol"),
-        "seconds": seconds(outcome.seconds),
+        "seconds": dump(seconds(outcome.seconds), "seconds"),
         "peak_rss_bytes": optional_count(outcome.peak_rss_bytes, "peak_rss_bytes"),
         "artifact": optional_text(outcome.artifact, "artifact"),
     }
@@ -272,14 +278,13 @@ def trial_of(
         stage=_member(Stage, row["stage"], "stage"),
         status=_member(Status, row["status"], "status"),
         reason=text(row["reason"], "reason"),
-        seconds=values(row["seconds"], "seconds"),
+        seconds=seconds(values(row["seconds"], "seconds")),
         peak_rss_bytes=optional_count(row["peak_rss_bytes"], "peak_rss_bytes"),
         artifact=optional_text(row["artifact"], "artifact"),
         footprint=Footprint(**footprint),
         facts=values(facts["facts"], "facts") if facts else Values(),
         samples_us=samples_of(samples_us),
     )
-    seconds(outcome.seconds)
     return Trial(
         variant=variant_of(row),
         problem=values(row["problem"], "problem"),
@@ -313,15 +318,13 @@ def known_bad_row(bad: KnownBad) -> dict[str, Any]:
 
 def known_bad_of(row: Row) -> KnownBad:
     check_known(row, KNOWN_BAD_COLUMNS)
-    bad = KnownBad(
+    return KnownBad(
         compile_key=text(row["compile_key"], "compile_key"),
         variant=variant_of(row),
         status=_member(Status, row["status"], "status"),
         reason=text(row["reason"], "reason"),
         phase=text(row["phase"], "phase"),
         seconds=number(row["seconds"], "seconds", least=0.0),
-        peak_rss_bytes=row["peak_rss_bytes"],
-        signal=row["signal"],
+        peak_rss_bytes=optional_count(row["peak_rss_bytes"], "peak_rss_bytes"),
+        signal=None if row["signal"] is None else int(number(row["signal"], "signal")),
     )
-    known_bad_row(bad)
-    return bad

@@ -33,7 +33,7 @@ def verify(database: Path, artifacts: ArtifactStore | None = None) -> list[Findi
     findings: list[Finding] = []
     referenced: dict[str, str] = {}
     if os.path.lexists(database):
-        findings += _trust(database.parent)
+        findings += _trust(database)
         try:
             with reading(database, 10.0) as connection:
                 findings += _check_database(connection, database)
@@ -67,10 +67,10 @@ def verify_lines(path: Path) -> list[Finding]:
     return findings
 
 
-def _trust(directory: Path) -> Iterator[Finding]:
-    for sentence in (files.world_writable(directory), files.foreign_owner(directory)):
+def _trust(path: Path) -> Iterator[Finding]:
+    for sentence in (files.world_writable(path), files.foreign_owner(path)):
         if sentence:
-            yield Finding("warning", str(directory), sentence)
+            yield Finding("warning", str(path), sentence)
 
 
 def _check_database(connection: sqlite3.Connection, path: Path) -> Iterator[Finding]:

@@ -53,9 +53,8 @@ class Measurer:
             outcome = trial.outcome
             if comparable(trial.environment) != here or outcome.stage not in (Stage.VERIFY, Stage.MEASURE):
                 continue
-            if outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search"):
-                known[trial.compile_key] = outcome
-            elif not outcome.ok and not self.retry_failed:
+            timed = outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search")
+            if timed or (not outcome.ok and not self.retry_failed):
                 known[trial.compile_key] = outcome
         return known
 

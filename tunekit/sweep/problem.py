@@ -77,11 +77,14 @@ class ProblemRun:
         incumbent, seeds = incumbent_of(run.store, run.spec, self.problem, run.target, shipped)
         default = default_variant(run.spec, run.target.arch, self.problem)
         first = [v.id for v in (*([incumbent.variant] if incumbent else []), *([default] if default else []), *seeds)]
+        if not fitting:
+            self.why_no_winner = f"no variant fits {run.target.arch.name}: all are over budget"
+            return
         measurer = self._measurer()
         for batch in self._batches(fitting, first):
             self._evaluate(batch, measurer)
         if measurer is None:
-            self.why_no_winner = f"no winner was measured: {run.target.why}"
+            self.why_no_winner = f"nothing was measured: {run.target.why}"
             return
         self._tell_late_faults(measurer.worker)
         self.winner, self.why_no_winner = measurer.final(

@@ -12,7 +12,7 @@ from typing import Literal
 from tunekit.errors import UserError
 from tunekit.model import Value
 from tunekit.progress import ProblemReport, SweepEvent, SweepReport
-from tunekit.search import make_strategy, parse_budget
+from tunekit.search import parse_budget, strategy_name
 from tunekit.settings import Settings
 from tunekit.spec import absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
@@ -40,7 +40,7 @@ def sweep(
     target = choose_target(spec, options)
     wanted = complete_problems(spec, problems)
     budget = parse_budget(options.budget)
-    make_strategy(options.search, [], budget, options.seed)
+    strategy_name(options.search, 0, budget)
     for problem in wanted:
         candidates_of(spec, target, problem, options)
     unwritable = ArtifactStore(settings.artifacts).unwritable()

@@ -1,0 +1,166 @@
+"""The pipeline end to end on the host backend: what wins, what fails, what is kept."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.sweep.conftest import Cache, ids, reference
+from tunekit.errors import UserError
+from tunekit.model import Stage, Status
+
+SCALE = reference("host_scale", "host_scale")
+FAULTY = reference("host_scale", "host_faulty")
+BUILD = reference("host_scale", "host_build")
+MANY = reference("host_many", "host_many")
+ROWS = {"rows": 64}
+
+
+def statuses(report: Any) -> dict[Any, str]:
+    (problem,) = report.problems
+    return {next(iter(row.variant.tunables.values())): row.status for row in problem.rows}
+
+
+def test_the_fastest_correct_variant_wins_and_everything_is_kept(cache: Cache) -> None:
+    report = cache.run(SCALE, ROWS)
+    (problem,) = report.problems
+    winner = problem.winner
+    assert winner is not None and report.state == "done"
+    assert winner.variant.tunables.delay_us == 0, "a variant that pauses 200 us can't win"
+    assert winner.protocol.startswith("final/") and winner.samples >= 2
+    with cache.store() as store:
+        assert [w.variant.id for w in store.winners("host_scale", "host")] == [winner.variant.id]
+        measured = store.trials(spec="host_scale", stage=Stage.MEASURE, variant=winner.variant.id)
+        assert {t.protocol.split("/")[0] for t in measured} == {"search", "final"}
+        assert all(t.outcome.samples_us for t in measured)
+        assert store.sweeps("host_scale")[0].state == "done"
+
+
+def test_wrong_variants_never_win_however_fast(cache: Cache) -> None:
+    """Case 44: half the output, NaN, one element, the second launch, odd sizes; only 1 ulp off may win."""
+    wrong = ("half", "nan", "one_element", "second_launch", "odd_rows")
+    report = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=(*wrong, "ulp")))
+    (problem,) = report.problems
+    assert problem.winner is not None and problem.winner.variant.tunables.fault == "ulp"
+    assert {fault: statuses(report)[fault] for fault in wrong} == dict.fromkeys(wrong, "wrong_result")
+    assert all(row.reason for row in problem.rows if not row.ok)
+
+
+def test_a_variant_that_spins_or_crashes_is_named_and_the_rest_are_measured(cache: Cache) -> None:
+    """Cases 49, 50 without a GPU: the middle ones take their process along, nobody else."""
+    cache.limits["run_limit_s"] = 0.5
+    report = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("none", "spin", "crash", "ulp")))
+    assert statuses(report) == {"none": "ok", "spin": "run_timeout", "crash": "device_fault", "ulp": "ok"}
+
+
+def test_where_all_variants_fail_nothing_is_stored_as_a_winner(cache: Cache) -> None:
+    """Case 46: an earlier winner stays as it was."""
+    cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("none",)))
+    with cache.store() as store:
+        (before,) = store.winners("host_faulty", "host")
+    report = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("half", "nan")), force=True)
+    (problem,) = report.problems
+    assert problem.winner is None and problem.why_no_winner == "no variant was both right and measured"
+    with cache.store() as store:
+        assert store.winners("host_faulty", "host") == [before]
+
+
+def test_a_build_that_hangs_natively_costs_one_limit(cache: Cache) -> None:
+    """Case 1: three variants, the middle one hangs with the GIL held."""
+    cache.limits |= {"trace_limit_s": 2.0, "jobs": 1}
+    wanted = ids(BUILD, ROWS, build=("good", "hang", "also_good"))
+    began = time.monotonic()
+    report = cache.run(BUILD, ROWS, variants=wanted, verify="none")
+    took = time.monotonic() - began
+    assert statuses(report) == {"good": "ok", "hang": "compile_timeout", "also_good": "ok"}
+    assert 2.0 <= took < 8.0
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_what_hung_is_remembered_and_skipped_until_it_is_asked_for(cache: Cache) -> None:
+    cache.limits |= {"trace_limit_s": 1.0}
+    wanted = ids(BUILD, ROWS, build=("good", "hang", "segfault"))
+    cache.run(BUILD, ROWS, variants=wanted, verify="none")
+    began = time.monotonic()
+    again = cache.run(BUILD, ROWS, variants=wanted, verify="none")
+    assert statuses(again) == {"good": "ok", "hang": "known_bad", "segfault": "known_bad"}
+    assert time.monotonic() - began < 1.0 and cache.compiled() == 0
+    assert all("--retry-failed" in row.reason for row in again.problems[0].rows if row.status == "known_bad")
+    retried = cache.run(BUILD, ROWS, variants=wanted, verify="none", retry_failed=True)
+    assert statuses(retried) == {"good": "ok", "hang": "compile_timeout", "segfault": "compile_crashed"}
+
+
+def test_an_exception_in_the_seventh_build_leaves_the_others(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 69."""
+    monkeypatch.setenv("TUNEKIT_TEST_FAIL_SEVENTH", "1")
+    report = cache.run(MANY, {"n": 64}, variants=ids(MANY, {"n": 64}, number=range(1, 11)), verify="none")
+    assert [number for number, status in statuses(report).items() if status != "ok"] == [7]
+    with cache.store() as store:
+        kept = {t.variant.tunables.number: t.outcome.status for t in store.trials(spec="host_many")}
+    assert len(kept) == 10 and kept[7] is Status.TRACE_ERROR
+
+
+def test_a_second_sweep_does_nothing_twice_but_the_final(cache: Cache) -> None:
+    """Cases 19 and 28: artifacts, times and failures are taken from the store."""
+    wanted = ids(FAULTY, ROWS, fault=("none", "ulp", "half"))
+    first = cache.run(FAULTY, ROWS, variants=wanted)
+    second = cache.run(FAULTY, ROWS, variants=wanted)
+    assert cache.compiled() == 0
+    assert statuses(second) == statuses(first)
+    with cache.store() as store:
+        latest = max(t.sweep or 0 for t in store.trials(spec="host_faulty"))
+        again = store.trials(spec="host_faulty", sweep=latest)
+    assert {t.protocol.partition("/")[0] for t in again} == {"final"}, "only the final is held again"
+
+
+def test_force_beats_what_is_cached(cache: Cache) -> None:
+    """Case 63."""
+    wanted = ids(FAULTY, ROWS, fault=("none", "half"))
+    cache.run(FAULTY, ROWS, variants=wanted)
+    cache.run(FAULTY, ROWS, variants=wanted, force=True)
+    assert cache.compiled() == 2
+
+
+def test_a_problem_without_a_valid_variant_ends_at_once_with_the_constraint_to_blame(cache: Cache) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError, match="odd_n"):
+        cache.run(MANY, {"n": 13})
+    assert time.monotonic() - began < 1.0
+
+
+def test_without_a_device_for_the_architecture_it_compiles_and_says_why_nothing_won(cache: Cache) -> None:
+    report = cache.run(SCALE, ROWS, verify="none")
+    (problem,) = report.problems
+    assert problem.winner is None and "nothing was measured" in problem.why_no_winner
+    assert all(row.ok and row.compile_s for row in problem.rows)
+
+
+def test_a_search_with_a_budget_stays_within_it_and_the_default_races(cache: Cache) -> None:
+    report = cache.run(MANY, {"n": 64}, search="tpe", budget="5", seed=3)
+    (problem,) = report.problems
+    assert len(problem.rows) == 5
+    assert 1 in {row.variant.tunables.number for row in problem.rows}, "the default is always evaluated"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"search": "annealing"}, "unknown search"),
+        ({"budget": "soon"}, "budget 'soon'"),
+        ({"arch": "sm_100"}, "did you mean sm_100a"),
+        ({"arch": "sm_90a"}, "loop needs host"),
+        ({"implementation": "lop"}, "unknown implementation"),
+        ({"verify": "maybe"}, "unknown --verify"),
+        ({"variants": ("ffffffffffff",)}, "no variant of this problem"),
+    ],
+)
+def test_a_mistake_in_the_request_is_one_line_before_anything_runs(
+    cache: Cache, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        cache.run(SCALE, ROWS, **options)
+    assert "\n" not in str(caught.value)
+    assert not cache.settings.database.exists()
