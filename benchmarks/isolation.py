@@ -20,21 +20,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tunekit.backends import CompileRequest, backend, entry  # noqa: E402
-from tunekit.jobs import Limits, Pool, Task, compile_task  # noqa: E402
+from tunekit.jobs import Limits, Pool, Task, compile_task, tree  # noqa: E402
 from tunekit.model import Values  # noqa: E402
 
 SPECS = ROOT / "tests" / "specs"
 ARCH = "sm_100a"
 HANG_LIMIT_S = 5.0
+MARKER = "TUNEKIT_BENCHMARK"
 # A row softmax, a real kernel of the small kind: 0.2 to 0.8 s of compiling each.
 VARIANTS = [
     {"columns": columns, "threads": threads, "vector": vector}
@@ -90,7 +90,8 @@ def pool_s(pool: Pool, work: Sequence[Task]) -> float:
 
 def hang_s(with_hang: bool) -> tuple[float, int]:
     """Wall time of a five-variant sweep, start and end of the pool included, and processes left."""
-    before = {process.pid for process in psutil.process_iter()}
+    marker = uuid.uuid4().hex
+    os.environ[MARKER] = marker
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         builds = ["good", "also_good", "hang" if with_hang else "good", "good", "also_good"]
@@ -101,15 +102,7 @@ def hang_s(with_hang: bool) -> tuple[float, int]:
     expected = ["ok", "ok", "compile_timeout" if with_hang else "ok", "ok", "ok"]
     if statuses != expected:
         raise SystemExit(f"expected {expected}, got {statuses}")
-    mine = [p for p in psutil.process_iter() if p.pid not in before and _is_ours(p)]
-    return spent, len(mine)
-
-
-def _is_ours(process: psutil.Process) -> bool:
-    try:
-        return "tunekit.jobs.zygote" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+    return spent, len(tree.marked(f"{MARKER}={marker}"))
 
 
 def _host(build: str, scratch: str, name: str) -> CompileRequest:
