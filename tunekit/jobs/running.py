@@ -44,7 +44,7 @@ class Running:
         """
         begun: list[tuple[str, float]] = []
         for message in self._reader.messages():
-            if "phase" in message:
+            if "phase" in message and message["phase"] != self._phase:
                 begun.append(self._enter(str(message["phase"]), float(message["at"]) - skew))
             elif "value" in message:
                 self._value = message["value"]
