@@ -16,7 +16,7 @@ children = [["sleep", "600"], ["setsid", "sleep", "601"]]
 payload = {{"pids": {pids!r}, "children": children}}
 with Pool(workers=2, warm=(), limits=Limits(trace_s=300)) as pool:
     with open({pids!r}, "a") as file:
-        file.write(str(pool._zygote._process.pid) + "\\n")
+        file.write(str(pool.zygote_pid) + "\\n")
     {before}
     tasks = [Task("a", payload, entry="jobs_entries:hang"), Task("b", {{}}, entry="jobs_entries:nothing")]
     for result in pool.run(tasks):
@@ -50,7 +50,7 @@ def test_the_parent_is_killed_in_mid_compile(script, tmp_path, wait_for, all_gon
 def test_the_parent_is_killed_while_the_zygote_warms_up(script, tmp_path, wait_for, all_gone):
     """Case 4: also while the zygote imports, when it can't look for its parent."""
     pids = tmp_path / "pids"
-    source = "from tunekit.jobs import Pool\np = Pool()\nopen({!r}, 'w').write(str(p._zygote._process.pid))\ninput()"
+    source = "from tunekit.jobs import Pool\np = Pool()\nopen({!r}, 'w').write(str(p.zygote_pid))\ninput()"
     parent = script(source.format(str(pids)))
     (zygote,) = wait_for(pids)
     time.sleep(0.4)
@@ -104,7 +104,7 @@ def test_an_end_without_close(script, tmp_path, wait_for, all_gone):
 from tunekit.jobs import Pool, Task
 pool = Pool(warm=())
 print(next(pool.run([Task("t", {}, "jobs_entries:nothing")])).ok)
-open(%r, "w").write(str(pool._zygote._process.pid))
+open(%r, "w").write(str(pool.zygote_pid))
 """
     parent = script(source % str(pids))
     output, _ = parent.communicate(timeout=20)

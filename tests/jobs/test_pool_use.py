@@ -115,7 +115,7 @@ def test_a_killed_zygote_is_replaced(light_pool, call, tmp_path, wait_for, all_g
     assert "the compile server died (signal 9)" in first.reason
     assert second.ok
     numbers = wait_for(pids, 2)
-    os.kill(pool._zygote._process.pid, signal.SIGKILL)
+    os.kill(pool.zygote_pid, signal.SIGKILL)
     third = next(results)
     assert (third.id, third.status) == (tasks[2].id, Status.COMPILE_CRASHED)
     all_gone(numbers, within_s=1.0)
@@ -162,7 +162,7 @@ def test_nothing_grows_over_300_tasks(light_pool, call):
 
 
 def zygote_size(pool):
-    pid = pool._zygote._process.pid
+    pid = pool.zygote_pid
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return {
         "threads": len(os.listdir(f"/proc/{pid}/task")),
