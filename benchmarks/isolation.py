@@ -7,7 +7,8 @@ Prints, as medians over rounds that alternate the two sides:
       warm process (goal: at most 1.25);
   (b) the same 16 with two workers, against one (goal: at least 1.6 times as fast on two cores);
   (c) a sweep whose middle variant hangs natively, with a limit of 5 s, against one without it (goal: about 5 s more),
-      and how many processes are left.
+      and how many processes are left;
+  (d) an empty task through the warm zygote: fork, run, result, reap, nothing left (goal: tens of ms at most).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,12 +31,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tunekit.backends import CompileRequest, backend, entry  # noqa: E402
-from tunekit.jobs import Limits, Pool, Task, compile_task  # noqa: E402
+from tunekit.jobs import Limits, Pool, Task, compile_task, tree  # noqa: E402
 from tunekit.model import Values  # noqa: E402
 
 SPECS = ROOT / "tests" / "specs"
 ARCH = "sm_100a"
 HANG_LIMIT_S = 5.0
+MARKER = "TUNEKIT_BENCHMARK"
 # A row softmax, a real kernel of the small kind: 0.2 to 0.8 s of compiling each.
 VARIANTS = [
     {"columns": columns, "threads": threads, "vector": vector}
@@ -65,32 +68,41 @@ def in_one_process() -> None:
     backend("cutedsl").warm()
     with tempfile.TemporaryDirectory() as scratch:
         payloads = [task.payload for task in tasks(scratch)]
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), cpu_s(os.getpid())
         for payload in payloads:
             report = entry.run(payload)
             if report["status"] != "ok":
                 raise SystemExit(f"a variant failed: {report['reason']}")
-        print(time.perf_counter() - begin)
+        print(time.perf_counter() - begin, cpu_s(os.getpid()) - cpu)
 
 
-def serial_s() -> float:
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and of the children that it has waited for."""
+    return sum(psutil.Process(pid).cpu_times()[:4])
+
+
+def serial_side() -> tuple[float, float]:
+    """Wall and CPU seconds of the serial side."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, __file__, "--in-one-process"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    wall, cpu = done.stdout.split()[-2:]
+    return float(wall), float(cpu)
 
 
-def pool_s(pool: Pool, work: Sequence[Task]) -> float:
-    begin = time.perf_counter()
+def pool_side(pool: Pool, work: Sequence[Task]) -> tuple[float, float]:
+    """Wall and CPU seconds of the compiles in a pool."""
+    begin, cpu = time.perf_counter(), cpu_s(pool.zygote_pid)
     failed = [result.reason for result in pool.run(work) if not result.ok]
     if failed:
         raise SystemExit(f"a variant failed: {failed[0]}")
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, cpu_s(pool.zygote_pid) - cpu
 
 
 def hang_s(with_hang: bool) -> tuple[float, int]:
     """Wall time of a five-variant sweep, start and end of the pool included, and processes left."""
-    before = {process.pid for process in psutil.process_iter()}
+    marker = uuid.uuid4().hex
+    os.environ[MARKER] = marker
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         builds = ["good", "also_good", "hang" if with_hang else "good", "good", "also_good"]
@@ -101,15 +113,7 @@ def hang_s(with_hang: bool) -> tuple[float, int]:
     expected = ["ok", "ok", "compile_timeout" if with_hang else "ok", "ok", "ok"]
     if statuses != expected:
         raise SystemExit(f"expected {expected}, got {statuses}")
-    mine = [p for p in psutil.process_iter() if p.pid not in before and _is_ours(p)]
-    return spent, len(mine)
-
-
-def _is_ours(process: psutil.Process) -> bool:
-    try:
-        return "tunekit.jobs.zygote" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+    return spent, len(tree.marked(f"{MARKER}={marker}"))
 
 
 def _host(build: str, scratch: str, name: str) -> CompileRequest:
@@ -122,6 +126,21 @@ def _host(build: str, scratch: str, name: str) -> CompileRequest:
         symbol=f"tunekit_{name}",
         out_dir=f"{scratch}/{name}",
     )
+
+
+def empty_task_ms(pool: Pool) -> list[float]:
+    """Wall time of each of 50 empty tasks, one at a time."""
+    spent = []
+    for index in range(50):
+        begin = time.perf_counter()
+        list(pool.run([Task(f"empty{index}", {}, entry="empty_task:run")]))
+        spent.append(1000 * (time.perf_counter() - begin))
+    return spent
+
+
+def note(walls: list[float], cpus: list[float], seconds: tuple[float, float]) -> None:
+    walls.append(seconds[0])
+    cpus.append(seconds[1])
 
 
 def line(what: str, values: Sequence[float], unit: str, goal: str) -> str:
@@ -137,10 +156,7 @@ def main() -> None:
     if arguments.in_one_process:
         in_one_process()
         return
-    serial: list[float] = []
-    one: list[float] = []
-    two: list[float] = []
-    extra: list[float] = []
+    serial, one, two, serial_cpu, one_cpu, empty, extra = ([] for _ in range(7))
     left = 0
     with Pool(workers=1) as single, Pool(workers=2) as double:
         warm_ups = ", ".join(f"{pool.warm_up['seconds']:.2f} s" for pool in (single, double))
@@ -148,12 +164,13 @@ def main() -> None:
         for index in range(arguments.rounds):
             with tempfile.TemporaryDirectory() as scratch:
                 sides = [
-                    lambda: serial.append(serial_s()),
-                    lambda: one.append(pool_s(single, tasks(scratch + "/1"))),
-                    lambda: two.append(pool_s(double, tasks(scratch + "/2"))),
+                    lambda: note(serial, serial_cpu, serial_side()),
+                    lambda: note(one, one_cpu, pool_side(single, tasks(scratch + "/1"))),
+                    lambda: note(two, [], pool_side(double, tasks(scratch + "/2"))),
                 ]
                 for side in sides if index % 2 == 0 else reversed(sides):
                     side()
+            empty += empty_task_ms(single)
             seconds = f"one process {serial[-1]:.2f} s, one worker {one[-1]:.2f} s, two {two[-1]:.2f} s"
             print(f"  round {index}: {seconds}", flush=True)
     for _ in range(max(1, arguments.rounds // 2)):
@@ -163,14 +180,24 @@ def main() -> None:
         left += left_without + left_with
     ratios = [a / b for a, b in zip(one, serial, strict=True)]
     speed_ups = [a / b for a, b in zip(one, two, strict=True)]
-    per_compile = [1000 * (a - b) / len(VARIANTS) for a, b in zip(one, serial, strict=True)]
+    cpu_ratios = [a / b for a, b in zip(one_cpu, serial_cpu, strict=True)]
+    per_compile = [1000 * (a - b) / len(VARIANTS) for a, b in zip(one_cpu, serial_cpu, strict=True)]
     print(line("(a) zygote, one worker, over one warm process", ratios, "x", "<= 1.25"))
-    print(line("    isolation's cost a compile", per_compile, " ms", "tens of ms"))
+    print(line("    the same in CPU time, which other load does not touch", cpu_ratios, "x", "<= 1.25"))
+    print(line("    isolation's cost a compile, CPU", per_compile, " ms", "tens of ms"))
     print(line("(b) two workers over one, speed-up", speed_ups, "x", ">= 1.6 on two cores"))
     print(line(f"(c) a native hang with a limit of {HANG_LIMIT_S:g} s costs", extra, " s", "about 5 s"))
     print(f"    processes left: {left} (goal 0)")
+    print(line("(d) an empty task through the warm zygote", empty, " ms", "tens of ms at most"))
     if arguments.json:
-        figures = {"serial_s": serial, "one_s": one, "two_s": two, "hang_extra_s": extra, "left": left}
+        figures = {
+            "serial_s": serial,
+            "one_s": one,
+            "two_s": two,
+            "hang_extra_s": extra,
+            "left": left,
+            "empty_ms": empty,
+        }
         arguments.json.write_text(json.dumps(figures))
 
 

@@ -124,6 +124,7 @@ cute_layout = KernelSpec(
 FIXTURES = (
     "good",
     "whole_tile",
+    "hungry",
     "nested_ifs",
     "nested_ifs_slow",
     "garbage_ptx",
@@ -144,8 +145,11 @@ def build_fixture(b):
     if how == "whole_tile":
         kernel = kernels.WholeTileInOneThread(128, 128)
         return kernel, kernel.args()
+    if how == "hungry":
+        kernel = kernels.WholeTileInOneThread(128, 8)
+        return kernel, kernel.args()
     if how == "nested_ifs":
-        return kernels.NestedIfs(3000), args
+        return kernels.NestedIfs(1000), args
     if how == "nested_ifs_slow":
         return kernels.NestedIfs(400), args
     if how == "garbage_ptx":

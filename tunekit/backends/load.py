@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 from tunekit.errors import TunekitError
 
 CUDA_DIRECTORIES = ("cu13", "cu12")
+# Elf64_Ehdr: e_ident, type, machine, version, entry, phoff, shoff, flags, ehsize, phentsize, phnum,
+# shentsize, shnum, shstrndx.
+ELF64_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 
 
 def load_artifact(so: Path, symbol: str) -> Callable[..., Any]:
@@ -26,6 +30,9 @@ def load_artifact(so: Path, symbol: str) -> Callable[..., Any]:
     import tvm_ffi
 
     preload_runtime()
+    damage = damaged(so)
+    if damage:
+        raise TunekitError(f"{so} can't be loaded: {damage}")
     try:
         module = tvm_ffi.load_module(so)
     except (RuntimeError, OSError, ValueError) as error:
@@ -35,6 +42,27 @@ def load_artifact(so: Path, symbol: str) -> Callable[..., Any]:
     except (AttributeError, KeyError, RuntimeError) as error:
         raise TunekitError(f"{so} exports no function '{symbol}'") from error
     return function
+
+
+def damaged(so: Path) -> str | None:
+    """What is wrong with a shared object on its face, or None.
+
+    The dynamic linker maps a truncated file and then dies of SIGBUS, so its length is
+    checked first: the section headers, which linkers put last, must lie within it.
+    """
+    try:
+        size = so.stat().st_size
+        with so.open("rb") as file:
+            header = file.read(ELF64_HEADER.size)
+    except OSError as error:
+        return error.strerror or str(error)
+    if len(header) < ELF64_HEADER.size or not header.startswith(b"\x7fELF\x02"):
+        return "it is no 64-bit ELF file"
+    fields = ELF64_HEADER.unpack(header)
+    sections_at, section_size, sections = fields[6], fields[11], fields[12]
+    if sections_at + section_size * sections > size:
+        return f"it is cut off at {size} bytes"
+    return None
 
 
 @functools.cache

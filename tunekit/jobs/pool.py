@@ -134,6 +134,11 @@ class Pool:
         self._await_ready()
         return self._zygote.facts
 
+    @property
+    def zygote_pid(self) -> int:
+        """The process that forks the children, for whoever measures it."""
+        return self._zygote.pid
+
     def _submit(self, task: Task) -> None:
         if task.id in self._tasks:
             raise ValueError(f"two unfinished tasks are called {task.id!r}")
@@ -278,6 +283,10 @@ class _Zygote:
                 return
         self.bury()
         raise TunekitError(f"the compile server did not start within {WARM_UP_LIMIT_S:g} s: {self.last_words}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def last_words(self) -> str:

@@ -34,6 +34,8 @@ class Running:
         self._error: str | None = None
         self._limit: float | None = None
         self._peak = 0
+        self._starved = 0.0
+        self._starved_in_trace = 0.0
 
     def listen(self, skew: float) -> list[tuple[str, float]]:
         """Take in the child's messages; the phases that began, with the seconds since its start.
@@ -42,7 +44,7 @@ class Running:
         """
         begun: list[tuple[str, float]] = []
         for message in self._reader.messages():
-            if "phase" in message:
+            if "phase" in message and message["phase"] != self._phase:
                 begun.append(self._enter(str(message["phase"]), float(message["at"]) - skew))
             elif "value" in message:
                 self._value = message["value"]
@@ -56,7 +58,10 @@ class Running:
         return self._reader.closed
 
     def look(self, now: float) -> list[tuple[str, float]]:
-        """The phases that began by a file's appearance; notes the memory in use."""
+        """The phases that began by a file's appearance; notes memory, and time without a core."""
+        self._starved = tree.starved_s(self.pid)
+        if self._phase in TRACE:
+            self._starved_in_trace = self._starved
         self._peak = max(self._peak, tree.rss_bytes(tree.tree(self.pid)))
         begun: list[tuple[str, float]] = []
         for milestone in self._task["milestones"]:
@@ -75,14 +80,19 @@ class Running:
         self._since = max(until, self._since)
 
     def broken_limit(self, now: float) -> str | None:
-        """The limit that the task has broken: ``trace``, ``backend``, ``memory``; None if none."""
+        """The limit that the task has broken: ``trace``, ``backend``, ``memory``; None if none.
+
+        Time that the child was ready to run but got no core is not counted, up to once the limit
+        again: a crowded machine makes no false timeouts, and a hang still ends.
+        """
         limits = self._task["limits"]
-        tracing = self._phase in TRACE
         traced = sum(self._seconds.get(phase, 0.0) for phase in TRACE)
-        spent = now - self._started if tracing else now - self._started - traced
-        name = "trace" if tracing else "backend"
+        if self._phase in TRACE:
+            name, spent, starved = "trace", now - self._started, self._starved
+        else:
+            name, spent, starved = "backend", now - self._started - traced, self._starved - self._starved_in_trace
         allowed = limits[f"{name}_s"]
-        if allowed is not None and spent > allowed:
+        if allowed is not None and spent - min(starved, allowed) > allowed:
             return self._breaks(name, allowed)
         memory = limits["memory_bytes"]
         if memory is not None and self._peak > memory:
@@ -109,6 +119,7 @@ class Running:
             "signal": os.WTERMSIG(status) if died else None,
             "killed_for": self.killed_for,
             "limit": self._limit,
+            "starved_s": self._starved,
             "peak_rss_bytes": max(self._peak, peak_kib * 1024),
             "stderr": self._tail(),
         }

@@ -19,6 +19,7 @@ STDERR_IN_REASON = 300
 FATAL = "Fatal Python error: "
 POOL_FRAME = "tunekit/jobs/"
 FRAMES_IN_REASON = 2
+STARVED_WORTH_SAYING_S = 0.5
 MIB = 2**20
 # What a compiler writes before it gives up for want of memory.
 OUT_OF_MEMORY_WORDS = ("out of memory", "bad_alloc", "MemoryError")
@@ -117,7 +118,8 @@ class Ending:
     """The raw facts of a child's end, as its supervisor saw them.
 
     `killed_for` names the limit that it broke: ``trace``, ``backend``, ``memory``, or
-    ``cancel``; `limit` is that limit's value; `error` is what its edge caught.
+    ``cancel``; `limit` is that limit's value; `error` is what its edge caught;
+    `starved_s` how long it was ready to run without a core.
     """
 
     phase: str
@@ -129,6 +131,7 @@ class Ending:
     killed_for: str | None = None
     limit: float | None = None
     peak_rss_bytes: int | None = None
+    starved_s: float = 0.0
     stderr: str = ""
 
 
@@ -158,6 +161,8 @@ def _judge(task: Task, ending: Ending) -> tuple[Status, str]:
     said = f"; stderr ends: {words[-STDERR_IN_REASON:]}" if words else ""
     if ending.killed_for in ("trace", "backend"):
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in ending.seconds.items())
+        if ending.starved_s >= STARVED_WORTH_SAYING_S:
+            spent += f"; {ending.starved_s:.1f} s of it without a core"
         what = f"killed in {ending.phase} at the {ending.killed_for} limit of {ending.limit:g} s ({spent})"
         return Status.COMPILE_TIMEOUT, what + about
     if ending.killed_for == "memory":

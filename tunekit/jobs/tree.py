@@ -112,6 +112,15 @@ def pss_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def starved_s(pid: int) -> float:
+    """Seconds that a process's main thread was ready to run and no core was free; 0 if not known."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def become_subreaper() -> None:
     """From now on this process, not init, inherits its descendants' orphans."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -155,3 +164,8 @@ def kill_marked(marker: str, within_s: float = 2.0) -> None:
             return
         kill_trees(found)
         time.sleep(0.01)
+
+
+def descendants_of_this_process() -> list[int]:
+    """All living descendants of the calling process."""
+    return [pid for pid in tree(os.getpid()) if pid != os.getpid()]

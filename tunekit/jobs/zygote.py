@@ -161,11 +161,10 @@ class Zygote:
     def _start_tasks(self) -> None:
         while self._queue and len(self._running) < self._workers and self._paused_at is None:
             task = self._queue.popleft()
-            begun = self._now()
-            running = self._fork(task, begun)
+            running = self._fork(task, self._now())
             self._running[running.pid] = running
             self._selector.register(running.results, selectors.EVENT_READ)
-            self.tell({"event": "started", "id": running.id, "pid": running.pid, "fork_s": self._now() - begun})
+            self.tell({"event": "started", "id": running.id, "pid": running.pid})
 
     def _fork(self, task: dict[str, Any], now: float) -> Running:
         output = tempfile.TemporaryFile(prefix="tunekit-stderr-")  # noqa: SIM115  # closed by Running.ending

@@ -1,0 +1,112 @@
+"""The parent dies, is interrupted or fails: no descendant remains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+HANGING = """
+import sys
+from tunekit.jobs import Limits, Pool, Task
+
+children = [["sleep", "600"], ["setsid", "sleep", "601"]]
+payload = {{"pids": {pids!r}, "children": children}}
+with Pool(workers=2, warm=(), limits=Limits(trace_s=300)) as pool:
+    with open({pids!r}, "a") as file:
+        file.write(str(pool.zygote_pid) + "\\n")
+    {before}
+    tasks = [Task("a", payload, entry="jobs_entries:hang"), Task("b", {{}}, entry="jobs_entries:nothing")]
+    for result in pool.run(tasks):
+        {at_result}
+"""
+
+ONE_TASK = """
+from tunekit.jobs import Pool, Task
+with Pool(warm=()) as pool:
+    print(next(pool.run([Task("t", {}, "jobs_entries:nothing")])).ok)
+"""
+
+
+def hanging(pids, before="pass", at_result="pass"):
+    return HANGING.format(pids=str(pids), before=before, at_result=at_result)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_the_parent_is_killed_in_mid_compile(script, tmp_path, wait_for, all_gone, number):
+    """Case 4: kill -9 on the parent: the zygote, the hanging child and its children are gone in 2 s."""
+    pids = tmp_path / "pids"
+    parent = script(hanging(pids))
+    numbers = wait_for(pids, 4)
+    parent.send_signal(number)
+    parent.wait(5)
+    all_gone(numbers, within_s=2.0)
+    again = script(ONE_TASK)
+    assert again.communicate(timeout=10)[0].strip() == "True"
+
+
+def test_the_parent_is_killed_while_the_zygote_warms_up(script, tmp_path, wait_for, all_gone):
+    """Case 4: also while the zygote imports, when it can't look for its parent."""
+    pids = tmp_path / "pids"
+    source = "from tunekit.jobs import Pool\np = Pool()\nopen({!r}, 'w').write(str(p.zygote_pid))\ninput()"
+    parent = script(source.format(str(pids)))
+    (zygote,) = wait_for(pids)
+    time.sleep(0.4)
+    parent.kill()
+    parent.wait(5)
+    all_gone([zygote], within_s=2.0)
+
+
+def test_the_parent_dies_and_a_fork_of_it_holds_the_socket(script, tmp_path, wait_for, all_gone):
+    """Case 4: a data loader forked from the parent keeps the socket open; the descendants go all the same."""
+    pids = tmp_path / "pids"
+    fork = "import os, time; pid = os.fork(); (time.sleep(600) if pid == 0 else open({!r}, 'w').write(str(pid)))"
+    loader = tmp_path / "loader"
+    parent = script(hanging(pids, before=fork.format(str(loader))))
+    numbers = wait_for(pids, 4)
+    (forked,) = wait_for(loader)
+    parent.kill()
+    parent.wait(5)
+    try:
+        all_gone(numbers, within_s=2.0)
+    finally:
+        os.kill(forked, signal.SIGKILL)
+
+
+def test_ctrl_c(script, tmp_path, wait_for, all_gone):
+    """Case 11: after SIGINT nothing is left, and the process ends by KeyboardInterrupt in 2 s."""
+    pids = tmp_path / "pids"
+    parent = script(hanging(pids))
+    numbers = wait_for(pids, 4)
+    begin = time.monotonic()
+    parent.send_signal(signal.SIGINT)
+    output, _ = parent.communicate(timeout=10)
+    assert time.monotonic() - begin < 2.5
+    assert "KeyboardInterrupt" in output
+    all_gone(numbers, within_s=0.2)
+
+
+def test_an_exception_in_user_code(script, tmp_path, wait_for, all_gone):
+    """Case 11: an exception while results are handled leaves nothing behind."""
+    pids = tmp_path / "pids"
+    parent = script(hanging(pids, at_result="raise ValueError('in user code')"))
+    output, _ = parent.communicate(timeout=20)
+    assert "in user code" in output
+    all_gone(wait_for(pids, 2), within_s=0.2)
+
+
+def test_an_end_without_close(script, tmp_path, wait_for, all_gone):
+    """Case 11: a program that never closes its pool leaves nothing either."""
+    pids = tmp_path / "pids"
+    source = """
+from tunekit.jobs import Pool, Task
+pool = Pool(warm=())
+print(next(pool.run([Task("t", {}, "jobs_entries:nothing")])).ok)
+open(%r, "w").write(str(pool.zygote_pid))
+"""
+    parent = script(source % str(pids))
+    output, _ = parent.communicate(timeout=20)
+    assert output.strip() == "True"
+    all_gone(wait_for(pids), within_s=2.0)

@@ -1,0 +1,53 @@
+"""The probe's comparison of three readings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunekit.arch import parse_arch
+from tunekit.model import Footprint
+from tunekit.probe import Probe
+
+
+def test_agreement_is_over_what_is_known():
+    probe = Probe(
+        declared=Footprint(smem_bytes=4000, threads=128),
+        traced=Footprint(smem_bytes=4000, tmem_columns=64, threads=128, cluster=1),
+        compiled=Footprint(smem_bytes=4000, tmem_columns=64, threads=128, cluster=1, registers=40),
+    )
+    assert probe.agrees
+    assert probe.sentence() == (
+        "declared, traced, compiled agree: "
+        "smem 4000 B, tmem 64 columns, threads 128, cluster 1 CTAs, registers 40 a thread"
+    )
+
+
+def test_a_disagreement_names_every_reading():
+    probe = Probe(Footprint(smem_bytes=4000), Footprint(smem_bytes=4096), Footprint(smem_bytes=4096))
+    assert not probe.agrees
+    assert probe.sentence() == (
+        "declared and traced and compiled disagree: smem: declared 4000, traced 4096, compiled 4096"
+    )
+
+
+def test_the_best_known_counts():
+    probe = Probe(Footprint(smem_bytes=1, threads=128), Footprint(smem_bytes=2), Footprint(smem_bytes=3))
+    assert probe.footprint() == Footprint(smem_bytes=3, threads=128)
+
+
+def test_nothing_known():
+    assert Probe().sentence() == "nothing is known"
+    assert Probe().agrees
+
+
+@pytest.mark.parametrize("reading", ["declared", "traced", "compiled"])
+def test_any_reading_can_exclude(reading):
+    """Case 12: both numbers, and which reading says so."""
+    probe = Probe(**{reading: Footprint(tmem_columns=544)})
+    assert probe.misfit(parse_arch("sm_100a")) == f"tmem 544 columns > 512 columns (sm_100a), {reading}"
+
+
+def test_from_a_report():
+    report = {"traced": {"smem_bytes": 7, "threads": None}, "compiled": {"smem_bytes": 8}}
+    probe = Probe.of_report(report, Footprint(smem_bytes=7))
+    assert probe.disagreements() == ["smem: declared 7, traced 7, compiled 8"]
