@@ -12,7 +12,7 @@ import pytest
 from store_values import H200, fork, make_bad, make_trial, make_winner, wait_all, warnings_of
 
 from tunekit.errors import DatabaseError
-from tunekit.store import readonly
+from tunekit.store import readonly, rows, writing
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store, read_records
 from tunekit.store.migrations import APPLICATION_ID, STEPS
@@ -254,6 +254,24 @@ def test_migrations_take_the_missing_steps_once(database):
     with Store.open(database, steps=(*STEPS, add)) as store:
         assert len(store.trials()) == 7
         assert store.read(lambda c: c.execute("PRAGMA user_version").fetchone()) == (len(STEPS) + 1,)
+
+
+def test_an_older_schema_is_read_where_it_cannot_be_migrated(database):
+    """Read-only media may hold a database that was never migrated: readers take what it has."""
+    with Store.open(database, steps=STEPS[:4]) as store:
+        row = rows.trial_row(make_trial())
+        row |= {"uid": "u", "recorded_at": "2026-01-01T00:00:00Z", "problem_key": "x"}
+        del row["windows"]
+        store.execute(lambda db: db["trials"].insert({**row, "environment": writing.environment_id(db, H200)}))
+        store.put_winner(make_winner())
+    before = database.read_bytes()
+    assert read_winners(database, "fmha", "sm_90a") == [make_winner()]
+    (trial,) = read_records(database).trials
+    assert trial.variant == make_trial().variant and trial.outcome.windows == ()
+    assert database.read_bytes() == before
+    with Store.open(database) as store:
+        store.record(make_trial(samples=(1.0,)))
+        assert len(store.trials()) == 2
 
 
 def test_the_reader_knows_the_schema_that_the_migrations_make():
