@@ -198,7 +198,11 @@ def test_a_winner_of_no_gpu_or_driver_is_a_miss(database, caplog, fields):
             warnings_of(caplog)
         ) == 1
         store.put_winner(make_winner(2))
+        caplog.clear()
         assert read_winners(database, "fmha", "sm_90a") == [make_winner(2)]
+        assert not caplog.records, "healed: it is history now"
+        count = "SELECT count(*) FROM winners"
+        assert store.read(lambda c: c.execute(count).fetchone()) == (2,), "nothing is deleted"
 
 
 @pytest.mark.parametrize(
@@ -347,3 +351,17 @@ def test_an_artifact_comes_back_with_its_facts(tmp_path, kernel):
     with pytest.raises(DatabaseError, match="not a finite number"):
         again.put("x", "symbol", kernel(), seconds=outcome.seconds.merged({"ptxas": float("nan")}))
     assert again.get("x") is None and make_bad().compile_key
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing_earlier(database):
+    """Case 27's neighbour: no space left: a sentence, the transaction undone whole; with space again it goes on."""
+    with Store.open(database) as store:
+        store.record(make_trial(0))
+        pages = store.read(lambda c: c.execute("PRAGMA page_count").fetchone()[0])
+        store.read(lambda c: c.execute(f"PRAGMA max_page_count = {pages}").fetchone())
+        with pytest.raises(DatabaseError, match=r"can't write .*full"):
+            store.record(make_trial(1, samples=[1.0] * 10_000))
+        assert store.trials() == [make_trial(0)]
+        store.read(lambda c: c.execute("PRAGMA max_page_count = 1000000").fetchone())
+        store.record(make_trial(2))
+        assert store.trials() == [make_trial(0), make_trial(2)]
