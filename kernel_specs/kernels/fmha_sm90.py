@@ -3,7 +3,8 @@
 One CTA computes ``m_tile`` query rows times ``pv_n_tile`` output columns of one KV head. A producer warp group moves
 tiles with TMA; each of the ``m_tile / 64`` consumer warp groups owns 64 rows and runs the two matrix products on wgmma
 with an online softmax between them. Consumer warp groups share the K and V rings and nothing else, so each one's part
-of shared memory (Q, P, O) is private to it.
+of shared memory (Q, P, O) is private to it. With ``kv_groups`` = 2 two warp groups own the same 64 rows, each with
+every other KV tile, and merge their results at the end.
 
 Row packing. The unit of work in M is a *row block*: 64 rows = ``heads_per_block`` neighbouring query heads of one KV
 head times ``64 / heads_per_block`` neighbouring query positions, heads fastest. ``heads_per_block`` is the greatest
@@ -113,8 +114,10 @@ class _Base:
         self.head_blocks = self.ratio // self.heads_per_block
         # Warp groups take turns, so that one's softmax runs under another's matrix products.
         self.take_turns = self.row_blocks > 1 and head_dim <= 128
-        # Rescaling a wide O costs as much as the softmax: do it while the tensor cores run the next S.
-        self.rescale_late = pv_n_tile > 128
+        # Rescaling a wide O costs as much as the softmax, so do it while the tensor cores run the next S. A single warp
+        # group loses by it: its PV product then starts later. (H200, 2026-11-29: head_dim 256, m_tile 128, s 8192: 668
+        # -> 721 TFLOP/s; decode at head_dim 512, m_tile 64, batch 32, s_k 4096: 96.4 -> 99.6 us.)
+        self.rescale_late = pv_n_tile > 128 and self.row_blocks > 1
 
     # ---- host side -------------------------------------------------------------------------------------------------
 

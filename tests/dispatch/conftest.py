@@ -13,6 +13,7 @@ from tunekit.backends import CompileRequest, symbol_of
 from tunekit.backends.entry import run
 from tunekit.environment import environment
 from tunekit.identity import variant as make_variant
+from tunekit.measure.protocol import protocol
 from tunekit.model import Artifact, Environment, Values, Variant, Winner
 from tunekit.spec import KernelSpec, load_spec
 from tunekit.store.artifacts import ArtifactStore
@@ -20,7 +21,7 @@ from tunekit.store.database import Store
 
 SPECS = Path(__file__).parent.parent / "specs"
 HOST_SCALE = f"{SPECS / 'host_scale.py'}:host_scale"
-PROTOCOL = "test-1"
+PROTOCOL = protocol("final", "perf_counter", cold=False, own_inputs=False, clocks="host")
 
 
 @dataclass

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tunekit.dispatch.ladder import Candidate, Miss, distance, explain_no_kernel, make_table, steps, walk
+from tunekit.dispatch.lookup import present_protocols
 from tunekit.environment import environment
+from tunekit.measure.protocol import VERSION
 from tunekit.model import Environment, Level, Values
 
 HERE = Environment(
@@ -26,8 +28,8 @@ def levels(table, problem):
 
 @pytest.fixture
 def host_table(tuned):
-    def build(*winners, shipped=(), protocol=None):
-        return make_table(tuned.spec, "host", environment(0), winners, shipped, protocol)
+    def build(*winners, shipped=(), protocols=None):
+        return make_table(tuned.spec, "host", environment(0), winners, shipped, protocols)
 
     return build
 
@@ -101,11 +103,21 @@ def test_a_process_without_a_compiler_does_not_differ_in_the_compiler(tuned):
 
 def test_another_protocol_is_not_comparable(tuned, host_table):
     """Case 20: after the measuring protocol changed, the old winner no longer counts as measured here."""
-    winner = tuned.winner(tuned.variant(), {"rows": 64}, protocol="1 graph random")
-    assert top(host_table(winner, protocol="1 graph random"), {"rows": 64}).level is Level.EXACT
-    found = top(host_table(winner, protocol="2 graph random"), {"rows": 64})
+    now = present_protocols(tuned.spec, "host", environment(0))
+    winner = tuned.winner(tuned.variant(), {"rows": 64})
+    assert winner.protocol in now
+    assert top(host_table(winner, protocols=now), {"rows": 64}).level is Level.EXACT
+    older = replace(winner, protocol=winner.protocol.replace(f"/{VERSION} ", f"/{VERSION - 1} "))
+    found = top(host_table(older, protocols=now), {"rows": 64})
     assert found.level is Level.NEAREST
-    assert "protocol 1 graph random, here 2 graph random" in found.why
+    assert f"measured elsewhere (protocol '{older.protocol}', not comparable" in found.why
+
+
+def test_the_protocols_of_a_gpu_name_its_clocks(tuned):
+    """Case 20: other clocks, another protocol; a search's time is never a final's."""
+    now = present_protocols(tuned.spec, "sm_90a", replace(HERE, clocks_policy="application clock 1500 MHz"))
+    assert "final/1 cuda_graph cold_l2 random clocks_1500_mhz" in now
+    assert all(text.startswith("final/") and text.endswith("clocks_1500_mhz") for text in now)
 
 
 @pytest.mark.parametrize("field", ["gpu", "driver"])

@@ -38,6 +38,7 @@ def test_only_the_right_one_may_win(compiler, shared_worker):
         if outcome.ok:
             assert outcome.facts["cases"] == 3 + 3, "three seeds, three edges"
             assert outcome.facts["relative_norm"] < 1e-6
+            assert set(outcome.seconds) == {"prepare", "run", "check"}
             samples[fault] = [10.0, 10.0]
     assert set(samples) == {"none", "ulp"}
     assert choose(samples, default="none").winner in samples

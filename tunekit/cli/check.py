@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 
 from tunekit.cli import options
-from tunekit.cli.check_formats import github_lines, junit_xml
 from tunekit.cli.problems import pairs, problems
 from tunekit.errors import UserError
 from tunekit.model import Value
-from tunekit.report import Printer, Table, units
+from tunekit.report import Printer
 from tunekit.spec import KernelSpec, list_specs, load_spec
 
 
@@ -61,6 +60,8 @@ def compile_time(
     is over the limit.
     """
     from tunekit.check.compile_times import check_compile_times
+    from tunekit.check.render import as_github, as_junit, as_text
+    from tunekit.check.render import as_json as json_of
 
     names = specs or tuple(spec.name for spec in list_specs())
     if not names:
@@ -71,7 +72,7 @@ def compile_time(
     report = check_compile_times(
         names,
         arches or None,
-        problems=problems(loaded[0], problem_texts, None) if problem_texts else None,
+        problems=problems(loaded[0], problem_texts, None) if len(loaded) == 1 else None,
         which="all" if every else "default",
         only=_only(loaded, tunable_texts) if tunable_texts else None,
         limit_s=limit_s,
@@ -85,32 +86,18 @@ def compile_time(
     )
     if junit is not None:
         try:
-            junit.write_text(junit_xml(report))
+            junit.write_text(as_junit(report), encoding="utf-8")
         except OSError as error:
             raise UserError(f"can't write {junit}: {error.strerror}") from None
     out = Printer(sys.stdout)
     if as_json:
-        out.json(report)
+        out.json(json_of(report))
     else:
-        rows = [
-            (
-                row.name,
-                str(row.verdict),
-                units.seconds(row.seconds),
-                "" if row.relative is None else f"{row.relative:.2f}",
-                "" if row.ratio is None else f"{row.ratio:.2f}x",
-                row.reason,
-            )
-            for row in report.rows
-        ]
-        numbers = ("fastest", "reference compiles", "of baseline")
-        out.table(Table(("kernel", "verdict", *numbers, "why"), rows, right=frozenset(numbers)))
-        for note in report.notes:
-            out.line(f"note: {note}")
-        out.line(f"{len(report.rows)} kernels, {len(report.failures)} failed the check")
+        for line in as_text(report).splitlines():
+            out.line(line)
     if github:
         # GitHub reads its commands from stdout; with --json they'd spoil the value, so they go to stderr.
-        for line in github_lines(report):
+        for line in as_github(report).splitlines():
             click.echo(line, err=as_json)
     return report.exit_code
 

@@ -237,6 +237,8 @@ class Kernel:
         self._counts["compiled"] = self._compiler.compiled
         if artifact is None:
             self._library.rule_out(key, why)
+        else:
+            self._library.add(artifact)
         return artifact, why
 
     def _lacking(self, candidate: Candidate, why: str) -> None:

@@ -67,9 +67,9 @@ def make_table(
     here: Environment,
     measured: Iterable[Winner] = (),
     shipped: Iterable[Winner] = (),
-    protocol: str | None = None,
+    protocols: frozenset[str] | None = None,
 ) -> Table:
-    """The winners sorted out once. `protocol` is this version's measuring protocol; None accepts any."""
+    """The winners sorted out once. `protocols` are those whose times count as measured here; None: any."""
     unusable: list[str] = []
 
     def sort_out(winners: Iterable[Winner]) -> tuple[Known, ...]:
@@ -79,7 +79,7 @@ def make_table(
             if problem is None:
                 unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
             else:
-                strange = _strange(winner, here, protocol)
+                strange = _strange(winner, here, protocols)
                 known.append(Known(winner, problem, spec.bucket(problem), strange))
         return tuple(known)
 
@@ -162,14 +162,14 @@ def usable(spec: KernelSpec, arch: str, winner: Winner) -> tuple[Values | None, 
         return None, str(error)
 
 
-def _strange(winner: Winner, here: Environment, protocol: str | None) -> str:
+def _strange(winner: Winner, here: Environment, protocols: frozenset[str] | None) -> str:
     """How a winner's environment and protocol differ from the present ones, in words; empty if they don't."""
     there = winner.environment
     if here.cutlass_dsl is None:  # no compiler here, so none that could differ
         here = replace(here, cutlass_dsl=there.cutlass_dsl)
     strange = differences(there, here)
-    if protocol is not None and winner.protocol != protocol:
-        strange.append(f"protocol {winner.protocol or 'unknown'}, here {protocol}")
+    if protocols is not None and winner.protocol not in protocols:
+        strange.append(f"protocol '{winner.protocol}', not comparable with this version's")
     return "; ".join(strange)
 
 

@@ -85,6 +85,11 @@ class Library:
         """Whether this key was ruled out because it failed."""
         return bool(self._ruled_out.get(key))
 
+    def add(self, artifact: Artifact) -> None:
+        """An artifact that came into the store just now."""
+        self._ruled_out.pop(artifact.key, None)
+        self._found[artifact.key] = artifact
+
     def rule_out(self, key: str, why: str) -> None:
         """Never look for this key again: it failed, for the reason given."""
         self._found.pop(key, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 from tunekit.arch import parse_arch
 from tunekit.dispatch.ladder import Candidate, Table, explain_no_kernel, make_table, walk
@@ -77,12 +78,26 @@ def arch_here(spec: KernelSpec, here: Environment, device: int) -> str:
 
 def read_table(spec: KernelSpec, arch: str, here: Environment, database: Path) -> Table:
     """The recorded winners of a spec on `arch`, the user's and the shipped ones; logs what is of no use."""
-    measured = read_winners(database, spec.name, arch)
-    table = make_table(spec, arch, here, measured, shipped_winners(spec.name, arch))
+    measured, shipped = read_winners(database, spec.name, arch), shipped_winners(spec.name, arch)
+    protocols = present_protocols(spec, arch, here) if measured or shipped else None
+    table = make_table(spec, arch, here, measured, shipped, protocols)
     if table.unusable:
         more = f" (and {len(table.unusable) - 1} more)" if len(table.unusable) > 1 else ""
         logger.warning("%s%s", table.unusable[0], more)
     return table
+
+
+def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozenset[str]:
+    """The protocols that a final in this environment, by this version, could have stated for a spec."""
+    from tunekit.measure.protocol import Method, clocks_word, protocol  # here: 20 ms, and only winners need it
+
+    clocks = clocks_word(here.clocks_policy) if parse_arch(arch).is_gpu else "host"
+    own_inputs = spec.inputs is not None
+    return frozenset(
+        protocol("final", method, cold=cold, own_inputs=own_inputs, clocks=clocks)
+        for method in get_args(Method)
+        for cold in (False, True)
+    )
 
 
 def no_kernel(spec: KernelSpec, arch: str, problem: Values, missed: tuple[str, ...]) -> str:

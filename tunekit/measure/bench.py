@@ -16,7 +16,9 @@ from tunekit.measure.job import RunJob
 from tunekit.measure.protocol import Method, Stage, clocks_word, protocol
 from tunekit.measure.statistics import usable
 from tunekit.measure.timing import (
+    FLUSH_US,
     GRAPH_LIMIT_US,
+    MAX_COPIES,
     Call,
     ColdPlan,
     Timer,
@@ -31,7 +33,9 @@ from tunekit.model import Stage as PipelineStage
 from tunekit.spec import KernelSpec
 
 COPY_GUARD_BYTES = 256
-FLUSH_US = 150.0  # a flush takes less; only batch sizes depend on it
+
+# All finalists' argument copies lie in memory at once; the rest is for inputs, flushes and checks.
+FINAL_MEMORY_SHARE = 0.6
 
 # Called with the phase, the variant's id and what is being done, in words.
 Report = Callable[[str, str, str], None]
@@ -156,7 +160,9 @@ class Bench:
     def _racers(self, finalists: Sequence[Loaded], cold: bool) -> list[Racer]:
         """The finalists with private argument copies, first calls made; one method for all."""
         clock = self._timer(cold)
-        racers = [self._racer(loaded, cold, clock) for loaded in finalists]
+        free = self._device.free_bytes()
+        share = None if free is None else int(FINAL_MEMORY_SHARE * free / max(1, len(finalists)))
+        racers = [self._racer(loaded, cold, clock, share) for loaded in finalists]
         short = all(racer.estimate_us < GRAPH_LIMIT_US for racer in racers)
         method: Method = ("cuda_graph" if short else "events") if self._device.is_gpu else "perf_counter"
         try:
@@ -170,18 +176,19 @@ class Bench:
                 racer.prepare(clock, "events")
         return racers
 
-    def _racer(self, loaded: Loaded, cold: bool, clock: Timer) -> Racer:
+    def _racer(self, loaded: Loaded, cold: bool, clock: Timer, share_bytes: int | None) -> Racer:
         self._report("prepare", loaded.id, "argument copies")
         spec, problem, device = loaded.spec, loaded.job.problem, self._device.torch
         inputs = draw(spec, problem, 0, device)
         first = Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES)
-        plan = cold_plan(first.nbytes, self._device.l2_bytes, cold)
+        most = MAX_COPIES if share_bytes is None else share_bytes // max(1, first.nbytes)
+        plan = cold_plan(first.nbytes, self._device.l2_bytes, cold, most)
         others = [Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES) for _ in range(plan.copies - 1)]
         copies = [first, *others]
         calls = self._first_calls(loaded, copies)
         self._report("run", loaded.id, "estimate")
         estimate_us = clock.estimate_us(calls[0])
-        count = calls_per_window(estimate_us, plan.copies, self._run_limit_s)
+        count = calls_per_window(estimate_us, plan, self._run_limit_s)
         return Racer(loaded, copies, calls, plan, estimate_us, count, self._device, self._monitor, self._report)
 
     def _first_calls(self, loaded: Loaded, copies: Sequence[Arguments]) -> list[Call]:
@@ -254,7 +261,9 @@ class Racer:
             arguments.restore_in_place()
         self._device.synchronize()
         self._report("run", self.id, f"window of {self.count} calls")
-        return self._window.take(self._monitor.read)
+        taken = self._window.take(self._monitor.read)
+        self._report("check", self.id, "between windows")  # a pause before a retake is not the variant's time
+        return taken
 
     def check(self, oracle: Oracle) -> str | None:
         """What calls in quick succession got wrong, in words: each copy is poisoned, run in a window and compared.

@@ -15,7 +15,7 @@ from tunekit.measure.final import DEFAULT_ROUNDS, even_rounds
 from tunekit.measure.job import RunJob, outcome_from_payload, positive_int
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.process import Child, Stopped
-from tunekit.model import Outcome, Stage, Status
+from tunekit.model import Outcome, Stage, Status, Values
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
 
 PREPARE_LIMIT_S = 600.0
@@ -34,6 +34,8 @@ class LateFault:
 
 class MeasuringWorker:
     """Verifies and times variants on one device, in a child process that is killed and replaced as needed.
+
+    The child starts with the first request; one thread at a time may ask.
 
     `device` is a CUDA index or ``"host"``. `run_limit_s` bounds each launch and each timed
     window; loading, inputs and the oracle have `prepare_limit_s` a step. On a GPU every
@@ -169,9 +171,10 @@ class MeasuringWorker:
         ids = [job.variant.id for job in jobs]
         id = stopped.at.variant if stopped.at.variant in ids else ids[0]
         again = len(jobs) > 1
-        if stopped.limit_s is not None:
-            return {id: Outcome(stage, Status.RUN_TIMEOUT, str(stopped))}, again, None
-        return {id: Outcome(stage, Status.DEVICE_FAULT, str(stopped))}, again, str(stopped)
+        timeout = stopped.limit_s is not None
+        status = Status.RUN_TIMEOUT if timeout else Status.DEVICE_FAULT
+        outcome = Outcome(stage, status, str(stopped), seconds=Values({stopped.at.phase: stopped.seconds}))
+        return {id: outcome}, again, None if timeout else str(stopped)
 
     @staticmethod
     def _raise(error: Mapping[str, Any]) -> None:

@@ -36,11 +36,11 @@ class Progress:
 
 
 class Stopped(Exception):
-    """The child is gone before it answered. `limit_s` is set if it was killed at that limit."""
+    """The child is gone before it answered, `seconds` into its step. `limit_s`: it was killed at that limit."""
 
-    def __init__(self, reason: str, at: Progress, limit_s: float | None = None) -> None:
+    def __init__(self, reason: str, at: Progress, seconds: float, limit_s: float | None = None) -> None:
         super().__init__(reason)
-        self.at, self.limit_s = at, limit_s
+        self.at, self.seconds, self.limit_s = at, seconds, limit_s
 
 
 class Child:
@@ -117,14 +117,18 @@ class Child:
 
     def _next(self, limit_s: float) -> dict[str, Any]:
         """The next message, within `limit_s`."""
-        deadline = time.monotonic() + limit_s
+        begin = time.monotonic()
+        deadline = begin + limit_s
         while b"\n" not in self._buffer:
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
+                seconds = time.monotonic() - begin
                 self.kill()
-                raise Stopped(f"took over {limit_s:g} s in {self.at}; killed", self.at, limit_s)
+                reason = f"took over {limit_s:g} s in {self.at}; killed"
+                raise Stopped(reason, self.at, seconds, limit_s)
             data = os.read(self._reply, 65536)
             if not data:
-                raise Stopped(self._obituary(), self.at)
+                seconds = time.monotonic() - begin
+                raise Stopped(self._obituary(), self.at, seconds)
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +27,7 @@ from tunekit.measure.bench import Bench, Loaded, WrongInFinal
 from tunekit.measure.device import Device, first_line, is_out_of_memory
 from tunekit.measure.job import RunJob
 from tunekit.measure.verify import Verifier
-from tunekit.model import Outcome, Stage, Status, to_json
+from tunekit.model import Outcome, Stage, Status, Values, to_json
 from tunekit.spec import load_spec
 
 Result = TypeVar("Result")
@@ -48,16 +50,33 @@ class Unfit(Exception):
 
 
 class Reporter:
-    """Writes messages to the parent and remembers the phase and whose it is."""
+    """Writes messages to the parent and remembers the phase, whose it is and how long each took."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self.phase = "start"
         self.variant = ""
+        self._seconds: dict[str, float] = {}
+        self._since = time.monotonic()
 
     def __call__(self, phase: str, variant: str, doing: str) -> None:
+        self._count()
         self.phase, self.variant = phase, variant
         self.send({"phase": phase, "variant": variant, "doing": doing})
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._since
+        self._since = now
+
+    def restart(self) -> None:
+        """Begin to count the phases' seconds anew."""
+        self.phase, self._seconds, self._since = "prepare", {}, time.monotonic()
+
+    def seconds(self) -> Values:
+        """The seconds spent in each phase since `restart`."""
+        self._count()
+        return Values(self._seconds)
 
     def send(self, message: Mapping[str, Any]) -> None:
         data = (json.dumps(message, allow_nan=False) + "\n").encode()
@@ -75,6 +94,7 @@ class Worker:
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to one request; ``lost`` in it means that this process must be replaced."""
+        self._report.restart()
         jobs = [RunJob.from_payload(payload) for payload in request["jobs"]]
         self._report("prepare", jobs[0].variant.id, "device check")
         fault = self._device.fault()
@@ -97,9 +117,10 @@ class Worker:
         stage = Stage.VERIFY if request["kind"] == "verify" else Stage.MEASURE
         outcome = self._guarded({job.variant.id: job}, stage, lambda: self._one(request, job))
         if not isinstance(outcome, Outcome):
-            return {job.variant.id: outcome[1]}
+            _, outcome = outcome
+        outcome = dataclasses.replace(outcome, seconds=self._report.seconds().merged(outcome.seconds))
         self._report("check", job.variant.id, "device check")
-        fault = self._device.fault()
+        fault = self._device.fault() if outcome.ok else None  # a failure has been followed by a check already
         if fault:  # it surfaced late, but before any other variant ran
             raise DeviceLost(job.variant.id, Outcome(stage, Status.DEVICE_FAULT, f"after its last run: {fault}"))
         return {job.variant.id: outcome}

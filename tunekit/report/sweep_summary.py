@@ -34,13 +34,12 @@ def verdict(problem: ProblemReport) -> str:
     """One line: the winner with its figures, or why there is none."""
     if problem.winner is None:
         return f"no winner: {problem.why_no_winner or 'nothing was measured'}"
-    return f"winner: {winner_text(problem.winner)}"
+    return f"winner: {units.label(problem.winner.variant)}: {winner_text(problem.winner)}"
 
 
 def winner_text(winner: Winner) -> str:
-    """``<variant>: 12.34 us +- 0.05 us over 50 samples, 3.1 % ahead of <id>``."""
-    text = f"{units.label(winner.variant)}: {winner.median_us:.2f} us +- {winner.spread_us:.2f} us"
-    text += f" over {winner.samples} samples"
+    """``12.34 us +- 0.05 us over 50 samples, 3.1 % ahead of <id>``."""
+    text = f"{winner.median_us:.2f} us +- {winner.spread_us:.2f} us over {winner.samples} samples"
     if winner.runner_up and winner.margin is not None:
         text += f", {winner.margin * 100:.1f} % ahead of {winner.runner_up}"
     if winner.confidence is not None:
@@ -84,7 +83,7 @@ def row_table(rows: Sequence[Row], winner: Winner | None = None) -> Table:
         )
         for row in rows
     ]
-    facts = ("smem B", "TMEM cols", "threads", "regs", "spill B", "compile", "median")
+    facts = ("smem B", "TMEM cols", "threads", "regs", "spill B", "compile", "search time")
     columns = ("variant", "implementation", *names, *facts)
     return Table(columns, cells, right=frozenset((*names, *facts)))
 

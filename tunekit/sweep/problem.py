@@ -84,7 +84,7 @@ class ProblemRun:
         for batch in self._batches(fitting, first):
             self._evaluate(batch, measurer)
         if measurer is None:
-            self.why_no_winner = f"no winner was measured: {run.target.why}"
+            self.why_no_winner = f"nothing was measured: {run.target.why}"
             return
         self._tell_late_faults(measurer.worker)
         self.winner, self.why_no_winner = measurer.final(

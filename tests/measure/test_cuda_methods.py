@@ -1,0 +1,112 @@
+"""The CUDA half's arithmetic and its order of work, on a simulated stream: no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tunekit.measure.device import Device  # noqa: E402
+from tunekit.measure.gpu_state import GpuState  # noqa: E402
+from tunekit.measure.timing import CudaTimer  # noqa: E402
+
+FLUSH_US, GAP_US = 60.0, 1.0
+
+
+class Stream:
+    """A GPU's clock that work moves on; while `recording` is a list, work is captured in it instead."""
+
+    def __init__(self):
+        self.now_us, self.recording, self.log = 0.0, None, []
+
+    def work(self, name, us):
+        if self.recording is not None:
+            self.recording.append((name, us))
+        else:
+            self.now_us += us + GAP_US
+            self.log.append(name)
+
+
+class Event:
+    def __init__(self, stream):
+        self._stream, self._at = stream, None
+
+    def record(self):
+        assert self._stream.recording is None, "events are not recorded inside a graph"
+        self._at = self._stream.now_us
+
+    def elapsed_time(self, end):
+        return (end._at - self._at) / 1000
+
+
+class Graph:
+    def __init__(self, stream):
+        self._stream, self.nodes = stream, []
+
+    def replay(self):
+        for name, us in self.nodes:
+            self._stream.work(name, us)
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    simulated = Stream()
+
+    @contextlib.contextmanager
+    def capture(graph, capture_error_mode):
+        assert capture_error_mode == "thread_local"
+        simulated.recording = graph.nodes
+        yield
+        simulated.recording = None
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(simulated))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(simulated))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(CudaTimer, "flush", lambda self: simulated.work("flush", FLUSH_US))
+    return simulated
+
+
+def kernel(stream, name, us):
+    return lambda: stream.work(name, us)
+
+
+def read():
+    return GpuState(sm_mhz=1980)
+
+
+def test_the_flush_is_subtracted(stream):
+    """A graph of flushes and calls, less a graph of the flushes alone, is the call and its gap."""
+    window = CudaTimer(Device(None), cold=True).window([kernel(stream, "k", 5.0)], 40, True, "cuda_graph")
+    us, state = window.take(read)
+    assert us == pytest.approx(5.0 + GAP_US)
+    assert state.sm_mhz == 1980
+    assert stream.log.count("k") == 40, "each call once, none outside the graph"
+
+
+def test_rotation_uses_every_copy_equally_and_subtracts_nothing(stream):
+    copies = [kernel(stream, name, 10.0) for name in "abc"]
+    window = CudaTimer(Device(None), cold=True).window(copies, 12, False, "cuda_graph")
+    stream.log.clear()
+    us, _ = window.take(read)
+    assert us == pytest.approx(10.0 + GAP_US)
+    assert "".join(stream.log) == "flush" + "abc" * 4, "one flush keeps the GPU busy while the graph is enqueued"
+
+
+def test_events_time_the_calls_only(stream):
+    window = CudaTimer(Device(None), cold=True).window([kernel(stream, "k", 700.0)], 3, True, "events")
+    us, _ = window.take(read)
+    assert us == pytest.approx(700.0 + GAP_US)
+
+
+def test_samples_are_cold_or_warm(stream):
+    cold = CudaTimer(Device(None), cold=True)
+    stream.log.clear()
+    assert cold.samples(kernel(stream, "k", 7.0), 2) == pytest.approx([8.0, 8.0])
+    assert stream.log == ["flush", "k"] * 2
+    warm = CudaTimer(Device(None), cold=False)
+    stream.log.clear()
+    assert warm.samples(kernel(stream, "k", 7.0), 1) == pytest.approx([8.0])
+    assert stream.log == ["flush", "k", "k"], "an untimed call first"
