@@ -141,6 +141,30 @@ def test_a_user_s_directory_is_not_moved(tmp_path):
     assert (project / "main.py").exists() and len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_is_no_regular_file_is_neither_read_nor_moved(tmp_path, caplog):
+    """`--db /dev/null`, a pipe, a link to nowhere: one clear sentence; nothing blocks, and nothing is renamed."""
+    pipe, dangling, null = tmp_path / "pipe.db", tmp_path / "dangling.db", tmp_path / "null.db"
+    os.mkfifo(pipe)
+    dangling.symlink_to(tmp_path / "nowhere" / "t.db")
+    null.symlink_to("/dev/null")
+    for path in (pipe, dangling, null):
+        with pytest.raises(DatabaseError, match=path.name):
+            Store.open(path)
+        caplog.clear()
+        assert read_winners(path, "fmha", "sm_90a") == []
+        assert len(warnings_of(caplog)) == 1
+        assert path.is_symlink() or path.is_fifo()
+    assert len(list(tmp_path.iterdir())) == 3 and os.path.exists("/dev/null")
+
+
+@pytest.mark.parametrize("place", ["file/t.db", "file/deeper/t.db", "x" * 300 + ".db"])
+def test_a_place_where_no_database_can_be_is_one_clear_error(tmp_path, place):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(DatabaseError, match=r"can't write .*--db or TUNEKIT_DB"):
+        Store.open(tmp_path / place)
+    assert read_winners(tmp_path / place, "fmha", "sm_90a") == []
+
+
 def test_another_application_s_database_is_refused(tmp_path):
     path = tmp_path / "places.sqlite"
     with sqlite3.connect(path) as connection:

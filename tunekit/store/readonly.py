@@ -61,6 +61,8 @@ def reading(path: Path, busy_s: float = 2.0) -> Iterator[sqlite3.Connection]:
     try:
         if path.is_dir():
             raise UnreadableError("is a directory, not a database")
+        if not path.is_file():
+            raise UnreadableError("is no regular file")
         with contextlib.closing(connect_readonly(path, busy_s)) as connection:
             connection.row_factory = sqlite3.Row
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
