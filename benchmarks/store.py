@@ -49,24 +49,31 @@ def winner(number: int) -> Winner:
 
 
 def write(database: Path, process: int, count: int) -> None:
+    start = time.perf_counter()
     with Store.open(database) as store:
         for number in range(count):
             store.record(trial(process * count + number))
+    print(time.perf_counter() - start)
 
 
 def writers(directory: Path, processes: int, count: int) -> None:
     database = directory / "writers.db"
     command = [sys.executable, __file__, "--write", str(database), "--count", str(count)]
     start = time.perf_counter()
-    children = [subprocess.Popen([*command, "--process", str(process)]) for process in range(processes)]
-    failed = sum(child.wait() != 0 for child in children)
+    children = [
+        subprocess.Popen([*command, "--process", str(process)], stdout=subprocess.PIPE, text=True)
+        for process in range(processes)
+    ]
+    own = [float(child.communicate()[0] or "nan") for child in children]
+    failed = sum(child.returncode != 0 for child in children)
     seconds = time.perf_counter() - start
     with Store.open(database) as store:
         kept = len({found.compile_key for found in store.trials()})
     wanted = processes * count
     print(
         f"{processes} fresh processes x {count} trials of 30 samples on an absent database:"
-        f" {wanted - kept} lost of {wanted}, {failed} failed, {seconds:.1f} s (process start and imports included)"
+        f" {wanted - kept} lost of {wanted}, {failed} failed; {seconds:.1f} s with process start and imports,"
+        f" open and write {statistics.median(own):.2f} s a process (slowest {max(own):.2f} s)"
     )
 
 

@@ -42,6 +42,8 @@ def make_trial(number: int = 0, *, stage: Stage = Stage.COMPILE, samples=(), sta
         footprint=Footprint(smem_bytes=232_448, registers=168, spill_bytes=0),
         facts=Values(instructions=1234, occupancy=0.1 + 0.2, tma=True),
         samples_us=tuple(samples),
+        protocol=fields.get("protocol", PROTOCOL),
+        windows=(Values(us=1.5, sm_clock_mhz=1980, kept=True), Values(us=1.7, reason="throttled")) if samples else (),
     )
     whole = {
         "variant": make_variant(number),

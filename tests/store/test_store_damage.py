@@ -12,7 +12,7 @@ import pytest
 from store_values import H200, fork, make_bad, make_trial, make_winner, wait_all, warnings_of
 
 from tunekit.errors import DatabaseError
-from tunekit.store import readonly
+from tunekit.store import readonly, rows, writing
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store, read_records
 from tunekit.store.migrations import APPLICATION_ID, STEPS
@@ -141,6 +141,30 @@ def test_a_user_s_directory_is_not_moved(tmp_path):
     assert (project / "main.py").exists() and len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_is_no_regular_file_is_neither_read_nor_moved(tmp_path, caplog):
+    """`--db /dev/null`, a pipe, a link to nowhere: one clear sentence; nothing blocks, and nothing is renamed."""
+    pipe, dangling, null = tmp_path / "pipe.db", tmp_path / "dangling.db", tmp_path / "null.db"
+    os.mkfifo(pipe)
+    dangling.symlink_to(tmp_path / "nowhere" / "t.db")
+    null.symlink_to("/dev/null")
+    for path in (pipe, dangling, null):
+        with pytest.raises(DatabaseError, match=path.name):
+            Store.open(path)
+        caplog.clear()
+        assert read_winners(path, "fmha", "sm_90a") == []
+        assert len(warnings_of(caplog)) == 1
+        assert path.is_symlink() or path.is_fifo()
+    assert len(list(tmp_path.iterdir())) == 3 and os.path.exists("/dev/null")
+
+
+@pytest.mark.parametrize("place", ["file/t.db", "file/deeper/t.db", "x" * 300 + ".db"])
+def test_a_place_where_no_database_can_be_is_one_clear_error(tmp_path, place):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(DatabaseError, match=r"can't write .*--db or TUNEKIT_DB"):
+        Store.open(tmp_path / place)
+    assert read_winners(tmp_path / place, "fmha", "sm_90a") == []
+
+
 def test_another_application_s_database_is_refused(tmp_path):
     path = tmp_path / "places.sqlite"
     with sqlite3.connect(path) as connection:
@@ -198,7 +222,11 @@ def test_a_winner_of_no_gpu_or_driver_is_a_miss(database, caplog, fields):
             warnings_of(caplog)
         ) == 1
         store.put_winner(make_winner(2))
+        caplog.clear()
         assert read_winners(database, "fmha", "sm_90a") == [make_winner(2)]
+        assert not caplog.records, "healed: it is history now"
+        count = "SELECT count(*) FROM winners"
+        assert store.read(lambda c: c.execute(count).fetchone()) == (2,), "nothing is deleted"
 
 
 @pytest.mark.parametrize(
@@ -254,6 +282,24 @@ def test_migrations_take_the_missing_steps_once(database):
     with Store.open(database, steps=(*STEPS, add)) as store:
         assert len(store.trials()) == 7
         assert store.read(lambda c: c.execute("PRAGMA user_version").fetchone()) == (len(STEPS) + 1,)
+
+
+def test_an_older_schema_is_read_where_it_cannot_be_migrated(database):
+    """Read-only media may hold a database that was never migrated: readers take what it has."""
+    with Store.open(database, steps=STEPS[:4]) as store:
+        row = rows.trial_row(make_trial())
+        row |= {"uid": "u", "recorded_at": "2026-01-01T00:00:00Z", "problem_key": "x"}
+        del row["windows"]
+        store.execute(lambda db: db["trials"].insert({**row, "environment": writing.environment_id(db, H200)}))
+        store.put_winner(make_winner())
+    before = database.read_bytes()
+    assert read_winners(database, "fmha", "sm_90a") == [make_winner()]
+    (trial,) = read_records(database).trials
+    assert trial.variant == make_trial().variant and trial.outcome.windows == ()
+    assert database.read_bytes() == before
+    with Store.open(database) as store:
+        store.record(make_trial(samples=(1.0,)))
+        assert len(store.trials()) == 2
 
 
 def test_the_reader_knows_the_schema_that_the_migrations_make():
@@ -329,3 +375,17 @@ def test_an_artifact_comes_back_with_its_facts(tmp_path, kernel):
     with pytest.raises(DatabaseError, match="not a finite number"):
         again.put("x", "symbol", kernel(), seconds=outcome.seconds.merged({"ptxas": float("nan")}))
     assert again.get("x") is None and make_bad().compile_key
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing_earlier(database):
+    """Case 27's neighbour: no space left: a sentence, the transaction undone whole; with space again it goes on."""
+    with Store.open(database) as store:
+        store.record(make_trial(0))
+        pages = store.read(lambda c: c.execute("PRAGMA page_count").fetchone()[0])
+        store.read(lambda c: c.execute(f"PRAGMA max_page_count = {pages}").fetchone())
+        with pytest.raises(DatabaseError, match=r"can't write .*full"):
+            store.record(make_trial(1, samples=[1.0] * 10_000))
+        assert store.trials() == [make_trial(0)]
+        store.read(lambda c: c.execute("PRAGMA max_page_count = 1000000").fetchone())
+        store.record(make_trial(2))
+        assert store.trials() == [make_trial(0), make_trial(2)]

@@ -44,6 +44,16 @@ def test_undecodable_text_of_a_child_is_escaped_not_lost(database):
         assert store.trials()[0].outcome.reason == "caf\\udce9"
 
 
+def test_a_trial_and_its_outcome_have_one_protocol(database):
+    trial = make_trial()
+    with Store.open(database) as store:
+        store.record(dataclasses.replace(trial, outcome=dataclasses.replace(trial.outcome, protocol="")))
+        store.record(dataclasses.replace(trial, protocol=""))
+        assert store.trials() == [trial, trial]
+        with pytest.raises(DatabaseError, match="protocol"):
+            store.record(dataclasses.replace(trial, protocol="2/other"))
+
+
 def test_trials_are_found_by_each_of_their_fields(database):
     with Store.open(database) as store:
         store.record(make_trial(1))

@@ -219,6 +219,8 @@ def damage_of(path: Path, *, vfs: str | None = None, thorough: bool = False) -> 
         if path.suffix in DATABASE_SUFFIXES or not any(path.iterdir()):
             return "a directory"
         raise DatabaseError(f"{path} is a directory; name a file with --db or TUNEKIT_DB")
+    if path.exists() and not path.is_file():  # /dev/null, a pipe: reading may block, renaming may harm
+        raise DatabaseError(f"{path} is no regular file; name another with --db or TUNEKIT_DB")
     try:
         size = path.stat().st_size
         if size < SMALLEST:  # SQLite takes these for a database that is still empty

@@ -102,7 +102,12 @@ def known_bad(db: Any) -> None:
     )
 
 
-STEPS: tuple[Step, ...] = (sweeps_and_environments, trials, winners, known_bad)
+def windows(db: Any) -> None:
+    """What the GPU did during each timed window, as JSON."""
+    db["trials"].add_column("windows", str)
+
+
+STEPS: tuple[Step, ...] = (sweeps_and_environments, trials, winners, known_bad, windows)
 
 
 def check_ours(db: Any, path: object, steps: Sequence[Step] = STEPS) -> int:

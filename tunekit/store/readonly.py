@@ -19,7 +19,7 @@ from tunekit.store.rows import RowError, environment_of
 T = TypeVar("T")
 log = logging.getLogger("tunekit")
 
-SCHEMA = 4  # the schema that this tunekit reads: as many as there are migrations (a test compares)
+SCHEMA = 5  # the schema that this tunekit reads: as many as there are migrations (a test compares)
 APPLICATION_ID = 0x54554E45
 
 
@@ -61,6 +61,8 @@ def reading(path: Path, busy_s: float = 2.0) -> Iterator[sqlite3.Connection]:
     try:
         if path.is_dir():
             raise UnreadableError("is a directory, not a database")
+        if not path.is_file():
+            raise UnreadableError("is no regular file")
         with contextlib.closing(connect_readonly(path, busy_s)) as connection:
             connection.row_factory = sqlite3.Row
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -41,6 +41,7 @@ WINNER_COLUMNS = (
 TRIAL_COLUMNS = (
     *VARIANT_COLUMNS,
     *("problem", "compile_key", "stage", "status", "reason", "protocol", "seconds", "peak_rss_bytes", "artifact"),
+    "windows",
 )
 KNOWN_BAD_COLUMNS = (
     *("compile_key", *VARIANT_COLUMNS, "status", "reason"),
@@ -49,7 +50,7 @@ KNOWN_BAD_COLUMNS = (
 # What the tables hold beside the value's own fields.
 BOOKKEEPING = frozenset({"id", "uid", "recorded_at", "environment", "environment_key", "bucket_key", "problem_key"})
 BOOKKEEPING |= {"current", "sweep", "trial", "digest", "comparable"}
-JSON_COLUMNS = frozenset({"tunables", "problem", "bucket", "tied", "seconds", "facts", "arguments"})
+JSON_COLUMNS = frozenset({"tunables", "problem", "bucket", "tied", "seconds", "facts", "arguments", "windows"})
 
 
 class RowError(ValueError):
@@ -135,7 +136,10 @@ def parse(source: str, field: str) -> Any:
 
 def values(source: object, field: str) -> Values:
     """The ``Values`` of a JSON column: an object of plain values."""
-    plain = parse(text(source, field), field)
+    return _plain_values(parse(text(source, field), field), field)
+
+
+def _plain_values(plain: object, field: str) -> Values:
     if not isinstance(plain, dict):
         raise RowError(f"{field} is not an object")
     for name, item in plain.items():
@@ -238,8 +242,13 @@ def winner_of(row: Row, environment: Environment) -> Winner:
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
-    """The row of a trial; samples and compile facts have tables of their own."""
+    """The row of a trial; samples and compile facts have tables of their own.
+
+    A trial and its outcome share one protocol.
+    """
     outcome = trial.outcome
+    if trial.protocol and outcome.protocol not in ("", trial.protocol):
+        raise RowError(f"protocol is {trial.protocol!r}, that of its outcome {outcome.protocol!r}")
     return {
         **variant_row(trial.variant),
         "problem": dump(trial.problem, "problem"),
@@ -247,10 +256,11 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "stage": Stage(outcome.stage).value,
         "status": Status(outcome.status).value,
         "reason": text(outcome.reason, "reason"),
-        "protocol": text(trial.protocol, "protocol"),
+        "protocol": text(trial.protocol or outcome.protocol, "protocol"),
         "seconds": dump(seconds(outcome.seconds), "seconds"),
         "peak_rss_bytes": optional_count(outcome.peak_rss_bytes, "peak_rss_bytes"),
         "artifact": optional_text(outcome.artifact, "artifact"),
+        "windows": dump(outcome.windows, "windows") if outcome.windows else None,
     }
 
 
@@ -284,6 +294,8 @@ def trial_of(
         footprint=Footprint(**footprint),
         facts=values(facts["facts"], "facts") if facts else Values(),
         samples_us=samples_of(samples_us),
+        protocol=text(row["protocol"], "protocol"),
+        windows=_windows_of(row.get("windows")),  # a database of schema 4 on read-only media has none
     )
     return Trial(
         variant=variant_of(row),
@@ -294,6 +306,13 @@ def trial_of(
         protocol=text(row["protocol"], "protocol"),
         sweep=sweep,
     )
+
+
+def _windows_of(source: object) -> tuple[Values, ...]:
+    plain = [] if source is None else parse(text(source, "windows"), "windows")
+    if not isinstance(plain, list):
+        raise RowError("windows is not a list")
+    return tuple(_plain_values(item, f"windows[{index}]") for index, item in enumerate(plain))
 
 
 def _member(kind: Any, value: object, field: str) -> Any:

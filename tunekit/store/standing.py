@@ -43,9 +43,14 @@ def differences(recorded: Environment, here: Environment) -> list[str]:
     ]
 
 
+def is_gpu(arch: str) -> bool:
+    """Whether `arch` is a GPU's; one that this version doesn't know is taken for one."""
+    return arch not in ARCHES or ARCHES[arch].is_gpu
+
+
 def missing_identity(environment: Environment, arch: str) -> str | None:
     """Why an environment can't be compared with any: a GPU's record that names no GPU or no driver."""
-    if arch in ARCHES and not ARCHES[arch].is_gpu:
+    if not is_gpu(arch):
         return None
     lacking = [name for name in ("gpu", "driver") if getattr(environment, name) is None]
     return f"the record names no {' and no '.join(lacking)}" if lacking else None

@@ -7,7 +7,7 @@ from typing import Any
 from tunekit.identity import digest
 from tunekit.model import Environment, Trial, Values, Winner
 from tunekit.store import rows
-from tunekit.store.standing import comparable
+from tunekit.store.standing import comparable, is_gpu, missing_identity
 
 CHUNK = 500
 
@@ -67,6 +67,15 @@ def winner_key(winner: Winner) -> dict[str, Any]:
     }
 
 
+def _retire_unplaced(db: Any, key: dict[str, Any]) -> None:
+    """Make history of a bucket's winners that name no GPU or driver: nothing can be compared with them."""
+    same = ("spec", "arch", "version", "bucket_key")
+    where = " AND ".join(f"{name} = ?" for name in same)
+    nowhere = "SELECT id FROM environments WHERE gpu IS NULL OR driver IS NULL"
+    sql = f"UPDATE winners SET current = 0 WHERE current = 1 AND {where} AND environment IN ({nowhere})"
+    db.execute(sql, [key[name] for name in same])
+
+
 def insert_winner(db: Any, winner: Winner, *, uid: str, recorded_at: str, current: bool = True) -> None:
     """A winner, as the current one of its key (whose earlier one becomes history) or as history itself.
 
@@ -77,6 +86,8 @@ def insert_winner(db: Any, winner: Winner, *, uid: str, recorded_at: str, curren
     if current:
         where = " AND ".join(f"{name} = ?" for name in key)
         db.execute(f"UPDATE winners SET current = 0 WHERE current = 1 AND {where}", list(key.values()))
+        if is_gpu(winner.variant.arch) and missing_identity(winner.environment, winner.variant.arch) is None:
+            _retire_unplaced(db, key)
     place = environment_id(db, winner.environment)
     held = {"uid": uid, "recorded_at": recorded_at, "current": int(current), "environment": place}
     db["winners"].insert({**rows.winner_row(winner), **key, **held})
