@@ -13,7 +13,7 @@ import torch
 from tunekit.errors import SpecError, UserError
 from tunekit.measure.compare import compare
 from tunekit.measure.device import Device, is_out_of_memory
-from tunekit.measure.inputs import Arguments, bits, draw, poison
+from tunekit.measure.inputs import Arguments, bits, draw, poison, scalars
 from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.space import serves
 from tunekit.spec import KernelSpec, TensorArg
@@ -109,7 +109,7 @@ class Oracle:
 
     def _call(self, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
         copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a reference may write in place
-        return spec.reference(case.problem, copies)
+        return spec.reference(case.problem, {**copies, **scalars(spec, case.problem)})
 
 
 class Verifier:

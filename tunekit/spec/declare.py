@@ -151,8 +151,8 @@ class Implementation:
 class KernelSpec:
     """A kernel family: what is computed, and the implementations that compete at it.
 
-    `reference(problem, inputs)` takes torch tensors by argument name and returns
-    the outputs in float64 (or float32); `inputs(problem, generator, device)`
+    `reference(problem, inputs)` takes torch tensors and numbers by argument name and
+    returns the outputs in float64 (or float32); `inputs(problem, generator, device)`
     overrides the random normal inputs where those make no sense. `cost(problem)` declares unavoidable work.
     Bump `version` when the meaning of a problem or an output changes.
     """
