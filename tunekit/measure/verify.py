@@ -19,7 +19,7 @@ from tunekit.space import serves
 from tunekit.spec import KernelSpec, TensorArg
 
 LAUNCHES = 2
-ORACLE_CACHE_BYTES = 512 * 2**20
+ORACLE_CACHE_BYTES = 2 * 2**30
 
 # Called with a phase ("prepare", "run", "check") and what is being done, in words.
 Phase = Callable[[str, str], None]
@@ -154,7 +154,8 @@ class Verifier:
         phase("prepare", f"inputs and oracle of {case}")
         inputs = draw(spec, case.problem, case.seed, self._device.torch)
         arguments = Arguments(spec, case.problem, inputs, self._device.torch)
-        wanted = self.oracle.outputs(reference, spec, case, inputs)
+        kept = self.oracle.outputs(reference, spec, case, inputs)
+        wanted = {name: tensor.to(self._device.torch) for name, tensor in kept.items()}
         first: dict[str, torch.Tensor] = {}
         for launch in range(1, LAUNCHES + 1):
             arguments.reset(launch)
