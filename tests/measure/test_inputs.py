@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from tunekit.measure.device import Device
 from tunekit.measure.inputs import Arguments, bits, draw, poison
+from tunekit.measure.verify import Case, Oracle
 from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable
 from tunekit.spec.axes import DTYPES
 
@@ -59,7 +63,8 @@ def test_a_call_has_the_signatures_order_and_poisoned_outputs(dtype):
     problem = spec.problem({"dtype": dtype})
     arguments = Arguments(spec, problem, draw(spec, problem, 0, HOST), HOST)
     x, scale, acc, count, y = arguments.call[:5]
-    assert (scale, count) == (1 / 300, 300) and type(scale) is float and type(count) is int
+    assert scale == torch.tensor(1 / 300).item() and type(scale) is float, "rounded to float32, as the kernel gets it"
+    assert count == 300 and type(count) is int
     assert x.shape == y.shape == (300, 4) and acc.shape == (300,)
     assert all(tensor.is_contiguous() and tensor.data_ptr() % 64 == 0 for tensor in (x, acc, y))
     assert set(arguments.outputs()) == {"acc", "y"}
@@ -105,3 +110,24 @@ def test_a_specs_own_inputs_take_the_place_of_random_ones():
     drawn = draw(spec, problem, 0, HOST)
     assert (drawn["acc"] == 3).all()
     assert drawn["x"].float().std() > 0.5
+
+
+def test_the_oracle_gets_what_the_kernel_gets_and_is_asked_once():
+    seen = []
+
+    def reference(problem, inputs):
+        seen.append(inputs)
+        return {"acc": inputs["acc"].double().add_(inputs["count"]), "y": inputs["x"].double() * inputs["scale"]}
+
+    spec = dataclasses.replace(spec_of(), reference=reference)
+    problem = spec.problem({"dtype": "float32"})
+    oracle, inputs = Oracle(Device(None)), draw(spec, problem, 0, HOST)
+    arguments = Arguments(spec, problem, inputs, HOST)
+    wanted = oracle.outputs("here", spec, Case(problem, 0), inputs)
+    assert set(seen[0]) == {"x", "acc", "scale", "count"}
+    assert seen[0]["scale"] == arguments.call[1]
+    assert set(wanted) == {"acc", "y"}
+    assert oracle.outputs("here", spec, Case(problem, 0), inputs) is wanted
+    oracle.outputs("here", spec, Case(problem, 1), draw(spec, problem, 1, HOST))
+    assert len(seen) == 2
+    assert torch.equal(inputs["acc"], draw(spec, problem, 0, HOST)["acc"]), "a reference writes to copies only"

@@ -86,6 +86,15 @@ def _random(
     return torch.randn(shape, generator=generator, device=device, dtype=wide).to(dtype)
 
 
+def scalars(spec: KernelSpec, problem: Values) -> dict[str, float | int]:
+    """The numbers of a problem's call, by name, rounded to their dtypes as the kernel gets them."""
+    return {
+        argument.name: torch.tensor(argument.default(problem), dtype=torch_dtype(argument.dtype)).item()
+        for argument in spec.arguments(problem)
+        if isinstance(argument, ScalarArg)
+    }
+
+
 @dataclass(frozen=True)
 class Guarded:
     """A contiguous tensor between two guard bands of one buffer."""
@@ -129,10 +138,11 @@ class Arguments:
     ) -> None:
         self.drawn = inputs
         self.guarded: dict[str, Guarded] = {}
+        numbers = scalars(spec, problem)
         call: list[Any] = []
         for argument in spec.arguments(problem):
             if isinstance(argument, ScalarArg):
-                call.append(argument.number(problem))
+                call.append(numbers[argument.name])
             else:
                 self.guarded[argument.name] = Guarded.allocate(argument, problem, device, guard)
                 call.append(self.guarded[argument.name].tensor)

@@ -13,13 +13,13 @@ import torch
 from tunekit.errors import SpecError, UserError
 from tunekit.measure.compare import compare
 from tunekit.measure.device import Device, is_out_of_memory
-from tunekit.measure.inputs import Arguments, bits, draw, poison
+from tunekit.measure.inputs import Arguments, bits, draw, poison, scalars
 from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.space import serves
-from tunekit.spec import KernelSpec, ScalarArg, TensorArg
+from tunekit.spec import KernelSpec, TensorArg
 
 LAUNCHES = 2
-ORACLE_CACHE_BYTES = 512 * 2**20
+ORACLE_CACHE_BYTES = 2 * 2**30
 
 # Called with a phase ("prepare", "run", "check") and what is being done, in words.
 Phase = Callable[[str, str], None]
@@ -109,8 +109,7 @@ class Oracle:
 
     def _call(self, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
         copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a reference may write in place
-        scalars = [arg for arg in spec.arguments(case.problem) if isinstance(arg, ScalarArg)]
-        return spec.reference(case.problem, copies | {arg.name: arg.number(case.problem) for arg in scalars})
+        return spec.reference(case.problem, {**copies, **scalars(spec, case.problem)})
 
 
 class Verifier:
@@ -155,7 +154,8 @@ class Verifier:
         phase("prepare", f"inputs and oracle of {case}")
         inputs = draw(spec, case.problem, case.seed, self._device.torch)
         arguments = Arguments(spec, case.problem, inputs, self._device.torch)
-        wanted = self.oracle.outputs(reference, spec, case, inputs)
+        kept = self.oracle.outputs(reference, spec, case, inputs)
+        wanted = {name: tensor.to(self._device.torch) for name, tensor in kept.items()}
         first: dict[str, torch.Tensor] = {}
         for launch in range(1, LAUNCHES + 1):
             arguments.reset(launch)

@@ -72,11 +72,6 @@ class ScalarArg:
     def __post_init__(self) -> None:
         check_name(self.name, "scalar")
 
-    def number(self, values: Values) -> float:
-        """The default for a problem, of this scalar's type."""
-        number = self.default(values)
-        return float(number) if self.dtype == "float32" else int(number)
-
 
 @dataclass(frozen=True)
 class Build:
