@@ -3,8 +3,9 @@
     python benchmarks/attention.py [--rounds 20] [--json FILE]
 
 Each problem's contestants take turns for an even number of rounds, the order reversed every
-other round; each time is CUDA-graph replay with a cold L2, the flush subtracted. A contestant
-must first match the float64 oracle within fmha's tolerance. Tune with `tunekit sweep fmha` first.
+other round; each time is CUDA-graph replay with a cold L2, the flush subtracted. Each one's error
+against the float64 oracle is told, and whether it is within fmha's tolerance. Tune with
+`tunekit sweep fmha` first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib.metadata
 import json
 import statistics
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,13 +104,11 @@ def compare(given: dict[str, Any], rounds: int) -> dict[str, Any]:
         try:
             got = result().double()
             error = float((got - want).norm() / want.norm())
-            if not error <= spec.tolerance_of("o").relative_norm:
-                rows[name] = {"refused": f"relative error {error:.1e}"}
-                continue
+            right = error <= spec.tolerance_of("o").relative_norm
             estimate = timer.estimate_us(call)
             count = calls_per_window(estimate, 1, 5.0)
             windows[name] = timer.window([call], count, True, "cuda_graph")
-            rows[name] = {"error": error}
+            rows[name] = {"error": error, "within_tolerance": right}
         except (RuntimeError, AssertionError, NotImplementedError, ValueError, tunekit_errors()) as problem_with_it:
             rows[name] = {"refused": str(problem_with_it).strip().splitlines()[0][:100]}
             torch.cuda.synchronize()
@@ -156,6 +156,7 @@ def main() -> None:
     here = environment()
     names = ("torch", "flash-attn-4", "nvidia-cutlass-dsl")
     print(f"{here.gpu}, driver {here.driver}, " + ", ".join(f"{name} {version(name)}" for name in names))
+    warnings.filterwarnings("ignore", module=__name__)  # SDPA tells at length why a backend declines
     results = []
     for given in PROBLEMS:
         result = compare(given, options.rounds)
@@ -168,6 +169,7 @@ def main() -> None:
                 print(
                     f"  {name:22} {row['median_us']:9.2f} us  +- {row['spread_us']:.2f}  {row['tflops']:6.1f} TFLOP/s"
                     f"  {row['gb_s']:7.1f} GB/s  error {row['error']:.1e}"
+                    + ("" if row["within_tolerance"] else " (outside fmha's tolerance)")
                 )
     if options.json:
         options.json.write_text(json.dumps({"environment": to_json(here), "results": results}, indent=1))

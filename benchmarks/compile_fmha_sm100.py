@@ -41,7 +41,7 @@ AXES = {
 def variants():
     """The valid variants of AXES, in order."""
     for values in itertools.product(*AXES.values()):
-        variant = dict(zip(AXES, values))
+        variant = dict(zip(AXES, values, strict=True))
         variant["heads"], variant["kv_heads"] = variant["heads"]
         if all(valid(variant) for _, _, valid in constraints):
             yield variant
@@ -55,8 +55,7 @@ def traced(variant):
         )
     )
     buffers = {
-        name: int(size)
-        for name, size in re.findall(r'^(!\w+) = !cute\.memref<i8, smem, [^"]*"(\d+):1">', text, re.M)
+        name: int(size) for name, size in re.findall(r'^(!\w+) = !cute\.memref<i8, smem, [^"]*"(\d+):1">', text, re.M)
     }
     allocations = re.findall(r"cute\.memref\.alloca\(\) \{smem\.partition_id.*\} : (!\w+)", text)
     columns = re.findall(r"sm100\.alloc_tmem\(%(\w+),", text)
@@ -64,9 +63,7 @@ def traced(variant):
     cluster = re.search(r"cluster_launch = (\w+)", text)
     return {
         "smem_bytes": sum(buffers[name] for name in allocations),
-        "tmem_columns": sum(
-            int(re.search(rf"%{name} = arith\.constant (\d+) : i32", text)[1]) for name in columns
-        ),
+        "tmem_columns": sum(int(re.search(rf"%{name} = arith\.constant (\d+) : i32", text)[1]) for name in columns),
         "threads": int(threads[1]) * int(threads[2]) * int(threads[3]),
         "cluster": 1 if cluster[1] == "false" else None,
     }
@@ -85,9 +82,7 @@ def cubin_facts(cubin):
     """Registers and stack bytes a thread, and shared memory the code declares, from the ELF."""
     section_offset = struct.unpack_from("<Q", cubin, 40)[0]
     count, names_index = struct.unpack_from("<HH", cubin, 60)
-    sections = [
-        struct.unpack_from("<IIQQQQIIQQ", cubin, section_offset + 64 * i) for i in range(count)
-    ]
+    sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, section_offset + 64 * i) for i in range(count)]
     names_offset = sections[names_index][4]
     facts = {}
     for section in sections:
@@ -102,7 +97,7 @@ def cubin_facts(cubin):
                     if attribute == 0x2F:
                         facts["registers"] = struct.unpack_from("<II", cubin, offset)[1]
                     if attribute == 0x11:
-                        symbol, stack = struct.unpack_from("<II", cubin, offset)
+                        _, stack = struct.unpack_from("<II", cubin, offset)
                         facts["stack_bytes"] = max(stack, facts.get("stack_bytes", 0))
                     offset += size
         if name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved"):

@@ -130,8 +130,9 @@ def main():
         rows.append(row)
         shown = " ".join(f"{k}={v}" for k, v in variant.items())
         print(
-            f"{'BAD' if bad else 'ok '} {row['seconds']:5.1f} s {row['registers']:3d} registers {row['spill_bytes']} B spilled "
-            f"{traced['smem_bytes']:6d} B smem (declared {expected['smem_bytes']}) {traced['threads']} threads | {shown}",
+            f"{'BAD' if bad else 'ok '} {row['seconds']:5.1f} s {row['registers']:3d} registers "
+            f"{row['spill_bytes']} B spilled {traced['smem_bytes']:6d} B smem (declared {expected['smem_bytes']}) "
+            f"{traced['threads']} threads cluster {traced['cluster']} | {shown}",
             flush=True,
         )
         if arguments.json:

@@ -67,8 +67,7 @@ constraints = [
     ),
     (
         "gqa-ratio",
-        "heads / kv_heads is a power of two: the query tile packs whole heads, and TMA tiles only "
-        "such a packing.",
+        "heads / kv_heads is a power of two: the query tile packs whole heads, and TMA tiles only such a packing.",
         lambda v: v["kv_heads"] > 0 and _power_of_two(v["heads"] // v["kv_heads"]),
     ),
     (
@@ -90,8 +89,7 @@ constraints = [
     ("kv-stage", "kv_stage is at least 1.", lambda v: v["kv_stage"] >= 1),
     (
         "smem-fit",
-        f"Q, the stages of K and V, and P fit the {SMEM_LIMIT_BYTES} bytes of shared memory a CTA "
-        "has on sm_100a.",
+        f"Q, the stages of K and V, and P fit the {SMEM_LIMIT_BYTES} bytes of shared memory a CTA has on sm_100a.",
         lambda v: footprint(**v)["smem_bytes"] <= SMEM_LIMIT_BYTES,
     ),
 ]

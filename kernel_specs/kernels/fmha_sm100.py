@@ -73,6 +73,8 @@ class _FmhaForwardSm100:
         smem_p: bool,
         m_tile: int = M_TILE,
     ):
+        if m_tile != M_TILE:
+            raise ValueError(f"m_tile {m_tile} on sm_100a: not yet covered, use {M_TILE}")
         self.head_dim = head_dim
         self.heads = heads
         self.kv_heads = kv_heads
@@ -158,22 +160,14 @@ class _FmhaForwardSm100:
         k_layout = sm100.make_smem_layout_b(qk_mma, self.qk_tiler, BFloat16, self.kv_stage)
         p_layout = sm100.make_smem_layout_a(pv_mma, self.pv_tiler, BFloat16, self.p_stage)
         v_layout = sm100.make_smem_layout_b(pv_mma, self.pv_tiler, BFloat16, self.kv_stage)
-        o_layout = sm100.make_smem_layout_epi(
-            BFloat16, LayoutEnum.ROW_MAJOR, self.epi_tile, self.epi_tiles
-        )
+        o_layout = sm100.make_smem_layout_epi(BFloat16, LayoutEnum.ROW_MAJOR, self.epi_tile, self.epi_tiles)
 
         load = cpasync.CopyBulkTensorTileG2SOp(cta_group)
         one_cta = (1, 1, 1, 1)
         q_tile, k_tile, v_tile = (cute.select(x, mode=[0, 1, 2]) for x in (q_layout, k_layout, v_layout))
-        tma_q, q_tma = cute.nvgpu.make_tiled_tma_atom_A(
-            load, q_view, q_tile, self.qk_tiler, qk_mma, one_cta
-        )
-        tma_k, k_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load, k_view, k_tile, self.qk_tiler, qk_mma, one_cta
-        )
-        tma_v, v_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load, v_view, v_tile, self.pv_tiler, pv_mma, one_cta
-        )
+        tma_q, q_tma = cute.nvgpu.make_tiled_tma_atom_A(load, q_view, q_tile, self.qk_tiler, qk_mma, one_cta)
+        tma_k, k_tma = cute.nvgpu.make_tiled_tma_atom_B(load, k_view, k_tile, self.qk_tiler, qk_mma, one_cta)
+        tma_v, v_tma = cute.nvgpu.make_tiled_tma_atom_B(load, v_view, v_tile, self.pv_tiler, pv_mma, one_cta)
         tma_o, o_tma = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(),
             o_view,
@@ -198,15 +192,9 @@ class _FmhaForwardSm100:
             # [0]: the factor for O, and at the end the row's sum; [1]: at the end the row's maximum.
             statistics: cute.struct.MemRange[Float32, 2 * M_TILE]
             # Q, and after the last QK product the O tile on its way out.
-            q: cute.struct.Align[
-                cute.struct.MemRange[BFloat16, cute.cosize(q_layout)], BUFFER_ALIGN_BYTES
-            ]
-            k: cute.struct.Align[
-                cute.struct.MemRange[BFloat16, cute.cosize(k_layout)], BUFFER_ALIGN_BYTES
-            ]
-            v: cute.struct.Align[
-                cute.struct.MemRange[BFloat16, cute.cosize(v_layout)], BUFFER_ALIGN_BYTES
-            ]
+            q: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(q_layout)], BUFFER_ALIGN_BYTES]
+            k: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(k_layout)], BUFFER_ALIGN_BYTES]
+            v: cute.struct.Align[cute.struct.MemRange[BFloat16, cute.cosize(v_layout)], BUFFER_ALIGN_BYTES]
             p: cute.struct.Align[cute.struct.MemRange[BFloat16, p_elements], BUFFER_ALIGN_BYTES]
 
         self.shared_storage = SharedStorage
@@ -249,9 +237,7 @@ class _FmhaForwardSm100:
             rows, s_rows = tokens, s_token
         else:
             rows, s_rows = (self.ratio, tokens), (s_head, s_token)
-        layout = cute.make_layout(
-            (rows, d, self.kv_heads, batch), stride=(s_rows, s_d, s_head * self.ratio, s_batch)
-        )
+        layout = cute.make_layout((rows, d, self.kv_heads, batch), stride=(s_rows, s_d, s_head * self.ratio, s_batch))
         return cute.make_tensor(x.iterator, layout)
 
     # ---- device: set-up and the choice of role --------------------------------------------------
@@ -362,9 +348,7 @@ class _FmhaForwardSm100:
         if warp < self.correction_warps[0]:
             cute.arch.setmaxregister_increase(self.softmax_registers)
             tmem_ptr = self._tmem_pointer(tmem)
-            self._softmax_role(
-                qk_thread, tmem_ptr, s_p, statistics, kv_tiles, keys, scale_log2, s_use, p_make
-            )
+            self._softmax_role(qk_thread, tmem_ptr, s_p, statistics, kv_tiles, keys, scale_log2, s_use, p_make)
 
         if warp >= self.correction_warps[0] and warp < self.mma_warp:
             cute.arch.setmaxregister_decrease(self.correction_registers)
@@ -373,22 +357,52 @@ class _FmhaForwardSm100:
             nvvm.tcgen05_fence("before_thread_sync")
             tmem_ptr = self._tmem_pointer(tmem)
             self._correction_role(
-                pv_thread, tmem_ptr, statistics, kv_tiles, s_o, tma_o, o_tma,
-                (m_block, kv_head, pv_slice, batch), lse, row_max, scale_log2, o_use, tmem,
+                pv_thread,
+                tmem_ptr,
+                statistics,
+                kv_tiles,
+                s_o,
+                tma_o,
+                o_tma,
+                (m_block, kv_head, pv_slice, batch),
+                lse,
+                row_max,
+                scale_log2,
+                o_use,
+                tmem,
             )
 
         if warp >= self.mma_warp:
             cute.arch.setmaxregister_increase(self.issue_registers)
             if warp == self.load_warp:
                 self._load_role(
-                    qk_thread, pv_thread, (tma_q, q_tma, s_q), (tma_k, k_tma, s_k), (tma_v, v_tma, s_v),
-                    (m_block, kv_head, pv_slice, batch), kv_tiles, q_load, k_load, v_load,
+                    qk_thread,
+                    pv_thread,
+                    (tma_q, q_tma, s_q),
+                    (tma_k, k_tma, s_k),
+                    (tma_v, v_tma, s_v),
+                    (m_block, kv_head, pv_slice, batch),
+                    kv_tiles,
+                    q_load,
+                    k_load,
+                    v_load,
                 )
             if warp == self.mma_warp:
                 tmem_ptr = self._tmem_pointer(tmem)
                 self._mma_role(
-                    qk_mma, pv_mma, (qk_thread, pv_thread), tmem_ptr, (s_q, s_k, s_v, s_p), p_layout, kv_tiles,
-                    q_use, k_use, v_use, s_make, p_use, o_make,
+                    qk_mma,
+                    pv_mma,
+                    (qk_thread, pv_thread),
+                    tmem_ptr,
+                    (s_q, s_k, s_v, s_p),
+                    p_layout,
+                    kv_tiles,
+                    q_use,
+                    k_use,
+                    v_use,
+                    s_make,
+                    p_use,
+                    o_make,
                 )
 
     @cute.jit
@@ -460,9 +474,7 @@ class _FmhaForwardSm100:
             slot = v_load.acquire_and_advance()
             cute.copy(tma_v, from_v[None, i - 1], to_v[None, slot.index], tma_bar_ptr=slot.barrier)
         slot = v_load.acquire_and_advance()
-        cute.copy(
-            tma_v, from_v[None, kv_tiles - 1], to_v[None, slot.index], tma_bar_ptr=slot.barrier
-        )
+        cute.copy(tma_v, from_v[None, kv_tiles - 1], to_v[None, slot.index], tma_bar_ptr=slot.barrier)
         # The commits that empty the last buffers arrive in this CTA's shared memory: outlive them.
         k_load.tail()
         v_load.tail()
@@ -476,8 +488,20 @@ class _FmhaForwardSm100:
 
     @cute.jit
     def _mma_role(
-        self, qk_mma, pv_mma, threads, tmem_ptr, smem, p_layout, kv_tiles,
-        q_use, k_use, v_use, s_make, p_use, o_make,
+        self,
+        qk_mma,
+        pv_mma,
+        threads,
+        tmem_ptr,
+        smem,
+        p_layout,
+        kv_tiles,
+        q_use,
+        k_use,
+        v_use,
+        s_make,
+        p_use,
+        o_make,
     ):
         """Issues QK0, then QK(i+1) and PV(i) in turn, then the last PV.
 
@@ -500,13 +524,9 @@ class _FmhaForwardSm100:
         accumulate = cutlass.Boolean(False)
         for _ in cutlass.range(1, kv_tiles, unroll=1):
             qk_mma, k_use, s_make = self._mma_qk(qk_mma, t_s, f_q, f_k, k_use, s_make)
-            pv_mma, v_use, p_use, o_make = self._mma_pv(
-                pv_mma, t_o, f_p, f_v, accumulate, v_use, p_use, o_make
-            )
+            pv_mma, v_use, p_use, o_make = self._mma_pv(pv_mma, t_o, f_p, f_v, accumulate, v_use, p_use, o_make)
             accumulate = cutlass.Boolean(True)
-        pv_mma, v_use, p_use, o_make = self._mma_pv(
-            pv_mma, t_o, f_p, f_v, accumulate, v_use, p_use, o_make
-        )
+        pv_mma, v_use, p_use, o_make = self._mma_pv(pv_mma, t_o, f_p, f_v, accumulate, v_use, p_use, o_make)
 
     @cute.jit
     def _mma_qk(self, qk_mma, t_s, f_q, f_k, k_use, s_make):
@@ -517,9 +537,7 @@ class _FmhaForwardSm100:
         acc = t_s[None, None, None, s_slot.index]
         for step in cutlass.range_constexpr(cute.size(f_q, mode=[2])):
             qk_mma.set(tcgen05.Field.ACCUMULATE, step != 0)
-            cute.gemm(
-                qk_mma, acc, f_q[None, None, step], f_k[None, None, step, k_slot.index], acc
-            )
+            cute.gemm(qk_mma, acc, f_q[None, None, step], f_k[None, None, step, k_slot.index], acc)
         s_slot.commit()
         k_slot.release()
         return qk_mma, k_use, s_make
@@ -548,26 +566,20 @@ class _FmhaForwardSm100:
     # ---- device: the softmax warps --------------------------------------------------------------
 
     @cute.jit
-    def _softmax_role(
-        self, qk_thread, tmem_ptr, s_p, statistics, kv_tiles, keys, scale_log2, s_use, p_make
-    ):
+    def _softmax_role(self, qk_thread, tmem_ptr, s_p, statistics, kv_tiles, keys, scale_log2, s_use, p_make):
         """Turns each S into P. Thread t owns row t: no reduction crosses threads."""
         row = cute.arch.thread_idx()[0] % self.role_threads
         t_s = self._scores(qk_thread, tmem_ptr)[(None, None), 0, 0, None]
         c_s = cute.make_identity_tensor((self.m_tile, self.kv_tile))
 
-        load_atom = cute.make_copy_atom(
-            tcgen05.Ld32x32bOp(tcgen05.Repetition(COPY_COLUMNS)), Float32
-        )
+        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(COPY_COLUMNS)), Float32)
         load = tcgen05.make_tmem_copy(load_atom, t_s[None, None, 0])
         load_thread = load.get_slice(row)
         from_s = load_thread.partition_S(t_s)
         my_s = load_thread.partition_D(c_s)
 
         if const_expr(self.smem_p):
-            store_atom = cute.make_copy_atom(
-                cute.nvgpu.CopyUniversalOp(), BFloat16, num_bits_per_copy=128
-            )
+            store_atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), BFloat16, num_bits_per_copy=128)
             store = cute.make_tiled_copy_D(store_atom, load)
             # ((128, 16), 1, K, stage), the operand's tile, as rows by columns.
             to_p = store.get_slice(row).partition_D(
@@ -590,21 +602,15 @@ class _FmhaForwardSm100:
         else:
             # A 32-bit column of P holds the probabilities of keys 2c (low half) and 2c + 1.
             columns = self.kv_tile // 2
-            p_row = cute.composition(
-                t_s[None, None, 0].layout, cute.make_layout((self.m_tile, columns))
-            )
+            p_row = cute.composition(t_s[None, None, 0].layout, cute.make_layout((self.m_tile, columns)))
             t_p = cute.make_tensor(
                 tmem_ptr + self.p_column,
                 cute.append(p_row, cute.make_layout(self.p_stage, stride=columns)),
             )
-            store_atom = cute.make_copy_atom(
-                tcgen05.St32x32bOp(tcgen05.Repetition(COPY_COLUMNS)), Float32
-            )
+            store_atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(COPY_COLUMNS)), Float32)
             store = tcgen05.make_tmem_copy(store_atom, t_p[None, None, 0])
             to_p = store.get_slice(row).partition_D(t_p)
-            my_p = store.get_slice(row).partition_S(
-                cute.make_identity_tensor((self.m_tile, columns))
-            )
+            my_p = store.get_slice(row).partition_S(cute.make_identity_tensor((self.m_tile, columns)))
 
         peak = -Float32.inf
         total = Float32(0.0)
@@ -654,9 +660,7 @@ class _FmhaForwardSm100:
                 cute.arch.fence_view_async_shared()
             else:
                 r_columns = cute.make_rmem_tensor(my_p.shape, Float32)
-                r_p = cute.make_tensor(
-                    cute.recast_ptr(r_columns.iterator, dtype=BFloat16), r_s.layout
-                )
+                r_p = cute.make_tensor(cute.recast_ptr(r_columns.iterator, dtype=BFloat16), r_s.layout)
                 r_p.store(r_s.load().to(BFloat16))
                 cute.copy(store, r_columns, to_p[None, None, None, p_slot.index])
                 cute.arch.fence_view_async_tmem_store()
@@ -685,9 +689,7 @@ class _FmhaForwardSm100:
         chains[0] = cute.arch.fmax(peak, r_s[0])
         for j in cutlass.range_constexpr(4, cute.size(r_s)):
             chains[j % 4] = cute.arch.fmax(chains[j % 4], r_s[j])
-        return cute.arch.fmax(
-            cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3])
-        )
+        return cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
 
     @cute.jit
     def _exponentials(self, r_s, scale_log2, minus_base):
@@ -708,8 +710,20 @@ class _FmhaForwardSm100:
 
     @cute.jit
     def _correction_role(
-        self, pv_thread, tmem_ptr, statistics, kv_tiles, s_o, tma_o, o_tma, block, lse, row_max,
-        scale_log2, o_use, tmem,
+        self,
+        pv_thread,
+        tmem_ptr,
+        statistics,
+        kv_tiles,
+        s_o,
+        tma_o,
+        o_tma,
+        block,
+        lse,
+        row_max,
+        scale_log2,
+        o_use,
+        tmem,
     ):
         """Keeps O at the scale of the newest row maxima, then writes it out. Thread t owns row t."""
         row = cute.arch.thread_idx()[0] % self.role_threads
@@ -737,9 +751,7 @@ class _FmhaForwardSm100:
     def _rescale(self, t_o, row, factor):
         """O *= factor, in TMEM. Load and store are tiled over the same tensor, so that a register
         goes back to the cell from which it came."""
-        chunk_layout = cute.composition(
-            t_o[(None, None), 0, 0].layout, cute.make_layout((self.m_tile, COPY_COLUMNS))
-        )
+        chunk_layout = cute.composition(t_o[(None, None), 0, 0].layout, cute.make_layout((self.m_tile, COPY_COLUMNS)))
         chunk = cute.make_tensor(t_o.iterator, chunk_layout)
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(COPY_COLUMNS)), Float32),
@@ -749,11 +761,7 @@ class _FmhaForwardSm100:
             cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(COPY_COLUMNS)), Float32),
             chunk,
         )
-        shape = (
-            load.get_slice(row)
-            .partition_D(cute.make_identity_tensor((self.m_tile, COPY_COLUMNS)))
-            .shape
-        )
+        shape = load.get_slice(row).partition_D(cute.make_identity_tensor((self.m_tile, COPY_COLUMNS))).shape
         nvvm.tcgen05_fence("after_thread_sync")
         for i in cutlass.range_constexpr(self.pv_n_tile // COPY_COLUMNS):
             chunk = cute.make_tensor(t_o.iterator + i * COPY_COLUMNS, chunk_layout)
@@ -768,9 +776,7 @@ class _FmhaForwardSm100:
     @cute.jit
     def _scale_registers(self, r_o, factor):
         for j in cutlass.range_constexpr(0, cute.size(r_o), 2):
-            r_o[j], r_o[j + 1] = cute.arch.mul_packed_f32x2(
-                (r_o[j], r_o[j + 1]), (factor, factor)
-            )
+            r_o[j], r_o[j + 1] = cute.arch.mul_packed_f32x2((r_o[j], r_o[j + 1]), (factor, factor))
 
     @cute.jit
     def _epilogue(self, t_o, row, row_sum, s_o, tma_o, o_tma, block, tmem, tmem_ptr):
@@ -780,9 +786,7 @@ class _FmhaForwardSm100:
         product. Rows past the last query are clipped by the TMA store.
         """
         m_block, kv_head, pv_slice, batch = block
-        tile_layout = cute.composition(
-            t_o[(None, None), 0, 0].layout, cute.make_layout(self.epi_tile)
-        )
+        tile_layout = cute.composition(t_o[(None, None), 0, 0].layout, cute.make_layout(self.epi_tile))
         tile = cute.make_tensor(t_o.iterator, tile_layout)
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(COPY_COLUMNS)), Float32),
@@ -820,9 +824,7 @@ class _FmhaForwardSm100:
             )
             for i in cutlass.range_constexpr(self.epi_tiles):
                 column = pv_slice * self.epi_tiles + i
-                cute.copy(
-                    tma_o, from_s[None, i], to_g[None, m_block, column, kv_head, batch]
-                )
+                cute.copy(tma_o, from_s[None, i], to_g[None, m_block, column, kv_head, batch])
             cute.arch.cp_async_bulk_commit_group()
             # Shared memory must live until the TMA has read it.
             cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -880,9 +882,7 @@ def make_fake_args(*, head_dim: int, heads: int, kv_heads: int, normalize: bool,
 
     def bf16(rows, head_count):
         strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
-        return make_fake_tensor(
-            BFloat16, (batch, rows, head_count, head_dim), (*strides, 1), assumed_align=16
-        )
+        return make_fake_tensor(BFloat16, (batch, rows, head_count, head_dim), (*strides, 1), assumed_align=16)
 
     def statistics():
         strides = (cute.sym_int64(), cute.sym_int64(), 1)

@@ -3,7 +3,8 @@
 One CTA computes ``m_tile`` query rows times ``pv_n_tile`` output columns of one KV head. A producer warp group moves
 tiles with TMA; each of the ``m_tile / 64`` consumer warp groups owns 64 rows and runs the two matrix products on wgmma
 with an online softmax between them. Consumer warp groups share the K and V rings and nothing else, so each one's part
-of shared memory (Q, P, O) is private to it.
+of shared memory (Q, P, O) is private to it. With ``kv_groups`` = 2 two warp groups own the same 64 rows, each with
+every other KV tile, and merge their results at the end.
 
 Row packing. The unit of work in M is a *row block*: 64 rows = ``heads_per_block`` neighbouring query heads of one KV
 head times ``64 / heads_per_block`` neighbouring query positions, heads fastest. ``heads_per_block`` is the greatest

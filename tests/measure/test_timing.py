@@ -119,12 +119,15 @@ def test_a_cold_cache_comes_from_rotation_or_a_flush():
 
 
 def test_a_window_holds_whole_rounds_within_the_run_limit():
-    assert calls_per_window(20.0, copies=13, run_limit_s=20.0) == 156
-    assert calls_per_window(5000.0, copies=2, run_limit_s=20.0) == 2
-    assert calls_per_window(0.0, copies=1, run_limit_s=20.0) == 1024
-    assert calls_per_window(400_000.0, copies=2, run_limit_s=0.5) == 1, "two would take longer than the limit"
+    rotated, flushed, warm = ColdPlan(13, False), ColdPlan(2, True), ColdPlan(1, False)
+    assert calls_per_window(20.0, rotated, run_limit_s=20.0) == 247
+    assert calls_per_window(5.0, flushed, run_limit_s=20.0) == 48, "the flushes fill the window too"
+    assert calls_per_window(6000.0, ColdPlan(2, False), run_limit_s=20.0) == 2
+    assert calls_per_window(0.0, warm, run_limit_s=20.0) == 1024
+    assert calls_per_window(400_000.0, ColdPlan(2, False), run_limit_s=0.5) == 1, "two would take longer than the limit"
     for us in (1, 17, 300, 9000):
-        assert calls_per_window(us, 3, 0.5) * us <= 0.5e6 / 4 or calls_per_window(us, 3, 0.5) == 1
+        count = calls_per_window(us, ColdPlan(3, False), 0.5)
+        assert count * us <= 0.5e6 / 4 or count == 1
 
 
 def test_the_protocol_names_all_that_makes_times_comparable():

@@ -72,7 +72,7 @@ def compile_time(
     report = check_compile_times(
         names,
         arches or None,
-        problems=problems(loaded[0], problem_texts, None) if problem_texts else None,
+        problems=problems(loaded[0], problem_texts, None) if len(loaded) == 1 else None,
         which="all" if every else "default",
         only=_only(loaded, tunable_texts) if tunable_texts else None,
         limit_s=limit_s,

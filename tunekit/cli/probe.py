@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from tunekit.cli import options
 from tunekit.cli.problems import problems
 from tunekit.cli.space_view import Point, all_points, choose_arch, select
 from tunekit.model import Footprint, Values, Variant
+from tunekit.probe import Probe
 from tunekit.report import Printer, Table, progress_display, units
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
@@ -19,37 +19,35 @@ from tunekit.spec import KernelSpec, absolute_reference, load_spec
 
 @dataclass(frozen=True)
 class Reading:
-    """What one variant needs: by the spec's arithmetic, by the traced IR, by the machine code.
-
-    `disagreements` are fields in which two readings differ; `status` and `reason`
-    tell how the probe ended.
-    """
+    """What one variant needs, by up to three readings; `status` and `reason` tell how the probe ended."""
 
     variant: Variant
     status: str
     reason: str
-    declared: Footprint
-    traced: Footprint
-    compiled: Footprint
-    seconds: float | None
-    disagreements: tuple[str, ...]
+    probe: Probe
+    seconds: float | None = None
 
     @property
-    def best(self) -> Footprint:
-        """The fields that any reading knows, the machine code's first."""
-        known = {}
-        for field in dataclasses.fields(Footprint):
-            readings = (getattr(reading, field.name) for reading in (self.compiled, self.traced, self.declared))
-            known[field.name] = next((value for value in readings if value is not None), None)
-        return Footprint(**known)
+    def good(self) -> bool:
+        return self.status in ("ok", "over_budget") and self.probe.agrees
 
     def verdict(self) -> str:
         if self.status != "ok":
             return f"{self.status}: {self.reason.strip().partition(chr(10))[0]}"
-        if self.disagreements:
-            return "; ".join(self.disagreements)
-        known = [reading for reading in (self.declared, self.traced, self.compiled) if reading != Footprint()]
-        return "agree" if len(known) > 1 else "nothing to compare"
+        known = [name for name, reading in self.probe.readings().items() if reading != Footprint()]
+        verb = {0: "nothing is known", 1: f"{''.join(known)} only"}.get(len(known), f"{', '.join(known)} agree")
+        return "; ".join(self.probe.disagreements()) or verb
+
+    def to_json(self) -> dict[str, object]:
+        """The reading as `--json` prints it."""
+        return {
+            "variant": self.variant,
+            "status": self.status,
+            "reason": self.reason,
+            **self.probe.readings(),
+            "disagreements": self.probe.disagreements(),
+            "seconds": self.seconds,
+        }
 
 
 @click.command(cls=options.PairsCommand)
@@ -97,8 +95,8 @@ def probe(
         readings = {p.variant.id: _declared(p) for p in points}
         readings |= _traced(loaded, spec, problem, fitting, settings, back_end)
         ordered = [readings[point.variant.id] for point in points]
-        good = good and all(r.status in ("ok", "over_budget") and not r.disagreements for r in ordered)
-        collected.append({"problem": problem, "arch": chosen.name, "variants": ordered})
+        good = good and all(reading.good for reading in ordered)
+        collected.append({"problem": problem, "arch": chosen.name, "variants": [r.to_json() for r in ordered]})
         if not as_json:
             out.heading(f"{loaded.name} on {chosen.name} ({why}): {problem}")
             out.table(_table(ordered))
@@ -110,7 +108,7 @@ def probe(
 
 def _declared(point: Point) -> Reading:
     status = "ok" if point.misfit is None else "over_budget"
-    return Reading(point.variant, status, point.misfit or "", point.footprint, Footprint(), Footprint(), None, ())
+    return Reading(point.variant, status, point.misfit or "", Probe(point.footprint))
 
 
 def _traced(
@@ -126,33 +124,34 @@ def _traced(
     readings = {}
     with progress_display(sys.stderr) as on_event:
         for unit, result in trace(spec, wanted, settings, on_event, back_end=back_end):
-            value = result.value or {}
-            traced, compiled = Footprint(**value.get("traced", {})), Footprint(**value.get("compiled", {}))
             mine = declared[unit.variant.id]
-            differing = [f"declared {text} traced" for text in mine.disagreements(traced)]
-            differing += [f"traced {text} compiled" for text in traced.disagreements(compiled)]
-            seconds = sum(float(s) for s in result.seconds.values())
             readings[unit.variant.id] = Reading(
-                unit.variant, str(result.status), result.reason, mine, traced, compiled, seconds, tuple(differing)
+                unit.variant,
+                str(result.status),
+                result.reason,
+                Probe(mine) if result.value is None else Probe.of_report(result.value, mine),
+                sum(float(s) for s in result.seconds.values()),
             )
     return readings
 
 
 def _table(readings: list[Reading]) -> Table:
-    rows = [
-        (
-            reading.variant.id,
-            str(reading.variant.tunables),
-            units.count(reading.best.smem_bytes),
-            units.count(reading.best.tmem_columns or None),
-            units.count(reading.best.threads),
-            units.count(reading.best.cluster),
-            units.count(reading.best.registers),
-            units.count(reading.best.spill_bytes),
-            units.seconds(reading.seconds),
-            reading.verdict(),
+    rows = []
+    for reading in readings:
+        best = reading.probe.footprint()
+        rows.append(
+            (
+                reading.variant.id,
+                str(reading.variant),
+                units.count(best.smem_bytes),
+                units.count(best.tmem_columns or None),
+                units.count(best.threads),
+                units.count(best.cluster),
+                units.count(best.registers),
+                units.count(best.spill_bytes),
+                units.seconds(reading.seconds),
+                reading.verdict(),
+            )
         )
-        for reading in readings
-    ]
     numbers = ("smem B", "TMEM cols", "threads", "cluster", "regs", "spill B", "took")
-    return Table(("variant", "tunables", *numbers, "readings"), rows, right=frozenset(numbers))
+    return Table(("id", "variant", *numbers, "readings"), rows, right=frozenset(numbers))

@@ -16,6 +16,7 @@ from tunekit.measure.job import RunJob
 from tunekit.measure.protocol import Method, Stage, clocks_word, protocol
 from tunekit.measure.statistics import usable
 from tunekit.measure.timing import (
+    FLUSH_US,
     GRAPH_LIMIT_US,
     MAX_COPIES,
     Call,
@@ -32,7 +33,6 @@ from tunekit.model import Stage as PipelineStage
 from tunekit.spec import KernelSpec
 
 COPY_GUARD_BYTES = 256
-FLUSH_US = 150.0  # a flush takes less; only batch sizes depend on it
 
 # All finalists' argument copies lie in memory at once; the rest is for inputs, flushes and checks.
 FINAL_MEMORY_SHARE = 0.6
@@ -188,7 +188,7 @@ class Bench:
         calls = self._first_calls(loaded, copies)
         self._report("run", loaded.id, "estimate")
         estimate_us = clock.estimate_us(calls[0])
-        count = calls_per_window(estimate_us, plan.copies, self._run_limit_s)
+        count = calls_per_window(estimate_us, plan, self._run_limit_s)
         return Racer(loaded, copies, calls, plan, estimate_us, count, self._device, self._monitor, self._report)
 
     def _first_calls(self, loaded: Loaded, copies: Sequence[Arguments]) -> list[Call]:
@@ -261,7 +261,9 @@ class Racer:
             arguments.restore_in_place()
         self._device.synchronize()
         self._report("run", self.id, f"window of {self.count} calls")
-        return self._window.take(self._monitor.read)
+        taken = self._window.take(self._monitor.read)
+        self._report("check", self.id, "between windows")  # a pause before a retake is not the variant's time
+        return taken
 
     def check(self, oracle: Oracle) -> str | None:
         """What calls in quick succession got wrong, in words: each copy is poisoned, run in a window and compared.

@@ -35,6 +35,8 @@ class LateFault:
 class MeasuringWorker:
     """Verifies and times variants on one device, in a child process that is killed and replaced as needed.
 
+    The child starts with the first request; one thread at a time may ask.
+
     `device` is a CUDA index or ``"host"``. `run_limit_s` bounds each launch and each timed
     window; loading, inputs and the oracle have `prepare_limit_s` a step. On a GPU every
     request takes its turn with other tuners (see lock); `on_wait` hears when that takes time.

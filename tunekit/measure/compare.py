@@ -81,8 +81,7 @@ class _Verdict:
             allowed = self._allowed(r)
             error = (o - r).abs()
             same = torch.where(finite, error <= allowed, self._identical(rows))
-            nan = torch.isnan(self.out[rows]) if self.out.is_floating_point() else torch.zeros_like(same)
-            self.nan[rows] = nan & ~same
+            self.nan[rows] = torch.isnan(self.out[rows].double()) & ~same
             self.off[rows] = ~same
             error = torch.where(finite, error, 0.0)
             self.max_abs = max(self.max_abs, float(error.max())) if error.numel() else self.max_abs

@@ -28,7 +28,8 @@ ReadState = Callable[[], GpuState]
 COLD_CACHES = 4
 MAX_COPIES = 32
 GRAPH_LIMIT_US = 500.0  # longer kernels hide the host's launch time by themselves
-WINDOW_US = 3000.0
+WINDOW_US = 5000.0
+FLUSH_US = 100.0  # a flush takes less; only the sizes of batches depend on it
 MAX_CALLS = 1024
 HOST_SAMPLE_US = 20.0
 
@@ -55,13 +56,13 @@ def cold_plan(argument_bytes: int, l2_bytes: int, cold: bool, most_copies: int =
     return ColdPlan(copies=max(1, min(2, most_copies)), flush=True)
 
 
-def calls_per_window(estimate_us: float, copies: int, run_limit_s: float) -> int:
-    """How many calls fill a window of 3 ms: whole rounds over the copies, and a quarter of the run limit at most."""
-    budget_us = min(WINDOW_US, run_limit_s * 1e6 / 4)
-    calls = int(budget_us / max(estimate_us, 0.1))
-    whole = max(1, round(calls / copies)) * copies
-    affordable = max(1, int(run_limit_s * 1e6 / 4 / max(estimate_us, 0.1)))
-    return max(1, min(whole, affordable, MAX_CALLS))
+def calls_per_window(estimate_us: float, plan: ColdPlan, run_limit_s: float) -> int:
+    """How many calls fill a window of 5 ms: whole rounds over the copies, and a quarter of the run limit at most."""
+    each_us = max(estimate_us, 0.1) + (FLUSH_US if plan.flush else 0.0)
+    limit_us = run_limit_s * 1e6 / 4
+    wanted = min(WINDOW_US, limit_us) / each_us
+    whole = max(1, round(wanted / plan.copies)) * plan.copies
+    return max(1, min(whole, int(limit_us / each_us), MAX_CALLS))
 
 
 class Window(Protocol):

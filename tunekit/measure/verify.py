@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from tunekit.errors import SpecError, UserError
 from tunekit.measure.compare import compare
 from tunekit.measure.device import Device, is_out_of_memory
 from tunekit.measure.inputs import Arguments, bits, draw, poison
-from tunekit.model import Outcome, Stage, Status, Value, Values, Variant
+from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.space import serves
 from tunekit.spec import KernelSpec, TensorArg
 
@@ -226,26 +227,22 @@ def _differences(arguments: Arguments, problem: Values, first: Mapping[str, torc
 
 
 class _Figures:
-    """The worst figures over all comparisons of one verification."""
+    """The worst figures over all comparisons of one verification; none where NaN or infinity came in."""
 
     def __init__(self) -> None:
         self._cosine, self._relative_norm, self._max_abs = 1.0, 0.0, 0.0
-        self._seen = False
+        self._seen, self._finite = False, True
 
     def add(self, cosine: float, relative_norm: float, max_abs: float) -> None:
+        self._seen = True
+        self._finite &= math.isfinite(cosine) and math.isfinite(relative_norm) and math.isfinite(max_abs)
         self._cosine = min(self._cosine, cosine)
         self._relative_norm = max(self._relative_norm, relative_norm)
         self._max_abs = max(self._max_abs, max_abs)
-        self._seen = True
 
     def values(self, cases: int) -> Values:
-        """As facts; figures that are no numbers are left out."""
-        found: dict[str, Value] = {"cases": cases}
-        if self._seen:
-            figures = (
-                ("cosine", self._cosine),
-                ("relative_norm", self._relative_norm),
-                ("max_abs_error", self._max_abs),
-            )
-            found.update({name: value for name, value in figures if abs(value) < float("inf")})
-        return Values(found)
+        """As facts."""
+        if not self._seen or not self._finite:
+            return Values(cases=cases)
+        worst = {"cosine": self._cosine, "relative_norm": self._relative_norm, "max_abs_error": self._max_abs}
+        return Values(cases=cases).merged(worst)

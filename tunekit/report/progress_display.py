@@ -100,9 +100,12 @@ class LiveScreen:
         event, since = self._last, self._clock() - self._at_s
         bar = Table.grid(padding=(0, 1))
         bar.add_row(Text(self._phase), ProgressBar(max(1, event.total), self._done, width=30), self._counts(event))
-        lines = [_running_line((name, phase, s + since)) for name, phase, s in event.running[:SHOWN_RUNNING]]
-        if len(event.running) > SHOWN_RUNNING:
-            lines.append(f"and {len(event.running) - SHOWN_RUNNING} more")
+        running = event.running
+        if not running and event.kind == "started" and event.variant is not None:
+            running = ((str(event.variant), event.text or self._phase, 0.0),)
+        lines = [_running_line((name, phase, s + since)) for name, phase, s in running[:SHOWN_RUNNING]]
+        if len(running) > SHOWN_RUNNING:
+            lines.append(f"and {len(running) - SHOWN_RUNNING} more")
         return Group(bar, *(Text("  " + line, no_wrap=True, overflow="ellipsis") for line in lines))
 
     def _counts(self, event: SweepEvent) -> str:

@@ -110,4 +110,8 @@ def restrict(expansion: Expansion, ids: Sequence[str]) -> Expansion:
             what = "no variant" if not matching else f"{len(matching)} variants"
             raise UserError(f"{what} of this problem begin with '{wanted}' (tunekit list shows them)")
         chosen += matching
-    return dataclasses.replace(expansion, variants=tuple(chosen)) if ids else expansion
+    if not ids:
+        return expansion
+    left = tuple(dict.fromkeys(chosen))
+    removed = {**expansion.removed, "--variant": len(expansion.variants) - len(left)}
+    return dataclasses.replace(expansion, variants=left, removed={k: n for k, n in removed.items() if n})

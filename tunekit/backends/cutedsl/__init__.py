@@ -105,8 +105,9 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
         phase("ptxas", ptx.stat().st_mtime)
         _collect(dump, "*.cubin", cubin)
     phase("export")
-    footprint, facts = machine_code.read(kernel.ir_module, ptx.read_text(), cubin.read_bytes(), log.getvalue())
-    wrong = machine_code.wrong_arch(cubin.read_bytes(), build.arch) or footprint.misfit(build.arch)
+    code, binary = ptx.read_text(), cubin.read_bytes()
+    footprint, facts = machine_code.read(kernel.ir_module, code, binary, log.getvalue())
+    wrong = machine_code.wrong_arch(binary, code, build.arch) or footprint.misfit(build.arch)
     if wrong:
         status = Status.OVER_BUDGET if footprint.misfit(build.arch) else Status.COMPILE_ERROR
         return CompileReport(status, wrong, traced=gate.footprint, compiled=footprint, facts=facts)

@@ -31,6 +31,7 @@ OTHER_CHIP_NUMBERS = {110: 101}
 
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _PTXAS_MS = re.compile(r"Compile time = ([\d.]+) ms")
+_TARGET = re.compile(r"^\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
 _ALLOC = re.compile(r"tcgen05\.alloc\.[^;]*\],\s*([%\w]+)\s*;")
 
 
@@ -70,26 +71,27 @@ def read(host: Any, ptx: str, cubin: bytes, log: str) -> tuple[Footprint, Values
     return footprint, Values(facts)
 
 
-def wrong_arch(cubin: bytes, arch: Arch) -> str | None:
-    """Why the machine code is not for `arch`, in a sentence, or None."""
-    number, specific = chip(cubin)
-    asked = arch.compute_capability[0] * 10 + arch.compute_capability[1]
-    if specific and number in (asked, OTHER_CHIP_NUMBERS.get(asked)):
-        return None
-    return f"asked for {arch.name}, but the machine code is for sm_{number}{'a' if specific else ''}"
+def wrong_arch(cubin: bytes, ptx: str, arch: Arch) -> str | None:
+    """Why the code is not for `arch`, in a sentence, or None.
 
-
-def chip(cubin: bytes) -> tuple[int, bool]:
-    """The SM number that a cubin is for, and whether for that chip alone (the ``a`` of sm_90a).
-
-    The flags' layout depends on the ABI version: 7 up to Hopper, 8 from Blackwell on
-    (read from CuTeDSL 4.8.1's output for each architecture).
+    The number is the machine code's; that it may use the chip's own features (the
+    ``a`` of sm_90a) is read from the PTX, for toolkits disagree on where the machine
+    code says so (CUDA 12.9 and 13.0 differ for sm_90a).
     """
+    number = chip_number(cubin)
+    target = _TARGET.search(ptx)
+    suffix = target.group(2) if target else ""
+    asked = arch.compute_capability[0] * 10 + arch.compute_capability[1]
+    if suffix == "a" and number in (asked, OTHER_CHIP_NUMBERS.get(asked)):
+        return None
+    return f"asked for {arch.name}, but the machine code is for sm_{number}{suffix}"
+
+
+def chip_number(cubin: bytes) -> int:
+    """The SM number that a cubin is for: its place in the ELF flags depends on the ABI version."""
     header = ELFFile(io.BytesIO(cubin)).header
     flags = header["e_flags"]
-    if header["e_ident"]["EI_ABIVERSION"] >= 8:
-        return flags >> 8 & 0xFF, bool(flags & 0x8)
-    return flags & 0xFF, bool(flags & 0x800)
+    return int(flags >> 8 & 0xFF if header["e_ident"]["EI_ABIVERSION"] >= 8 else flags & 0xFF)
 
 
 def tmem_columns(ptx: str) -> int | None:

@@ -1,0 +1,116 @@
+"""The progress display, event by event."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tunekit.identity import variant
+from tunekit.model import Footprint, Outcome, Stage, Status, Values
+from tunekit.progress import Row, SweepEvent
+from tunekit.report import Table, group_failures, is_plain
+from tunekit.report.failures import reproduce
+from tunekit.report.progress_display import LiveScreen, PlainProgress
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def point(n: int):
+    return variant("toy", 1, "toy_host", "host", Values(n=n, fast=n % 2 == 0))
+
+
+def failed(n: int, reason: str, stage=Stage.COMPILE, status=Status.COMPILE_ERROR) -> Row:
+    outcome = Outcome(stage, status, reason)
+    return Row(point(n), Footprint(), {stage: outcome}, str(status), reason)
+
+
+def shown(screen: LiveScreen) -> str:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(screen.render())
+    return console.file.getvalue()
+
+
+def test_a_stuck_variant_is_visible_while_nothing_happens():
+    """The seconds of what is running go on between events."""
+    clock = Clock()
+    screen = LiveScreen(lambda *a, **k: None, clock)
+    screen(SweepEvent("phase", text="compile", total=20))
+    screen(SweepEvent("phase", done=3, total=20, running=(("toy_host n=4", "mlir", 5.0),)))
+    clock.now += 70
+    assert "3/20" in shown(screen)
+    assert "toy_host n=4 (mlir, 75.0 s)" in shown(screen)
+    screen(SweepEvent("phase", total=20))  # a tick that does not know how many are done
+    assert "3/20" in shown(screen)
+
+
+def test_plain_progress_tells_a_minute_of_silence():
+    clock = Clock()
+    out = io.StringIO()
+    progress = PlainProgress(out, clock)
+    tick = SweepEvent("phase", done=3, total=20, running=(("toy_host n=4", "mlir", 65.0),))
+    progress(tick)
+    assert out.getvalue() == ""
+    clock.now += 61
+    progress(tick)
+    progress(tick)
+    assert out.getvalue() == "still running: toy_host n=4 (mlir, 65.0 s)\n"
+
+
+def test_plain_progress_never_tells_of_a_variant_twice():
+    """Case 60: a line a variant at most, however many stages it passes or fails."""
+    out = io.StringIO()
+    progress = PlainProgress(out)
+    for stage in Stage:
+        progress(SweepEvent("finished", point(1), Outcome(stage, Status.OK, seconds=Values(trace=1.0))))
+    progress(SweepEvent("finished", point(1), Outcome(Stage.MEASURE, Status.DEVICE_FAULT, "it broke")))
+    assert out.getvalue().count("\n") == 1
+    progress(SweepEvent("finished", point(2), Outcome(Stage.VERIFY, Status.WRONG_RESULT, "row 3\nof 5")))
+    assert out.getvalue().splitlines()[1].endswith("verify " + f"{point(2).id} {point(2)}: wrong_result: row 3")
+
+
+def test_failures_group_over_numbers_and_the_variants_own_values():
+    """Case 61: the reason's text is the first one's, whole."""
+    rows = [failed(n, f"smem {1000 + n} B > 512 B [{point(n).tunables}]\n{n} more") for n in range(200)]
+    rows += [failed(300, "something else")]
+    first, second = group_failures(rows)
+    assert (first.count, second.count) == (200, 1)
+    assert first.headline() == f"200 x compile_error: smem 1000 B > 512 B [{point(0).tunables}]"
+    assert first.rest() == ["0 more"]
+
+
+def test_the_command_to_reproduce_fits_the_stage_that_failed():
+    problem = Values(rows=8)
+    of = {
+        Stage.COMPILE: "tunekit compile",
+        Stage.VERIFY: "tunekit sweep",
+        Stage.MEASURE: "tunekit sweep",
+        Stage.PROBE: "tunekit probe",
+    }
+    for stage, begins in of.items():
+        (group,) = group_failures([failed(1, "why", stage)])
+        command = reproduce(group, "./my kernel.py", problem)
+        assert command.startswith(f"{begins} './my kernel.py' --arch host --variant {point(1).id}")
+        assert command.endswith("--problem rows=8")
+
+
+def test_tables_leave_out_what_nobody_knows():
+    table = Table(("a", "b", "c"), [("1", "", "x"), ("22", "", "")], right=frozenset({"a"}))
+    assert table.lines() == [" a  c", " 1  x", "22"]
+
+
+def test_who_gets_plain_output():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert not is_plain(Terminal(), {"TERM": "xterm"})
+    assert not is_plain(Terminal(), {"CI": "false"})
+    assert is_plain(Terminal(), {"CI": "true"})
+    assert is_plain(Terminal(), {"TERM": "dumb"})
+    assert is_plain(io.StringIO(), {"TERM": "xterm"})
