@@ -119,7 +119,7 @@ def check_compile_times(
         source = nullcontext(compile_once) if compile_once else _compiler(selection, settings, rule.limit_s)
         samples = _measure(selection.targets, rounds, source, known, rule, progress)
         judged = [_judge(target, samples, known, rule) for target in selection.targets]
-        rows += judged + _not_selected(spec, selection, known)
+        rows += judged + _not_selected(spec, selection, chosen_arches, known)
         for target, row in zip(selection.targets, judged, strict=True):
             unit = fastest(samples.reference_of(target))
             references[reference_target(target).name] = unit if unit < float("inf") else None
@@ -175,13 +175,12 @@ def _compiler(selection: Selection, settings: Settings, limit_s: float) -> Abstr
     return isolated_compiles(backends, trace_s, limit_s, memory)
 
 
-def _not_selected(spec: KernelSpec, selection: Selection, known: Baseline) -> list[Row]:
-    """The baseline's kernels of a spec that were not compiled: gone from the spec, or not asked for."""
+def _not_selected(spec: KernelSpec, selection: Selection, arches: Sequence[str] | None, known: Baseline) -> list[Row]:
+    """The baseline's kernels of a spec (on `arches`) that were not compiled: gone from the spec, or not asked for."""
     compiled = {target.name for target in selection.targets}
-    arches = {target.variant.arch for target in selection.targets}
     rows = []
     for name, entry in known.kernels.items():
-        if entry.spec == spec.name and entry.arch in arches and name not in compiled:
+        if entry.spec == spec.name and (arches is None or entry.arch in arches) and name not in compiled:
             why = vanished(spec, entry.implementation, entry.arch, entry.static, entry.tunables)
             file = selection.targets[0].file
             if why:
