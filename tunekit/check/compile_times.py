@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunekit import identity
+from tunekit.arch import parse_arch
 from tunekit.check.baseline import Baseline, read_baseline, write_baseline
 from tunekit.check.rounds import CompileOnce, Samples, isolated_compiles, take_rounds
 from tunekit.check.targets import Selection, Target, Which, reference_target, select, vanished
@@ -93,7 +94,8 @@ def check_compile_times(
         UserError: the request can't be carried out (exit status 2).
     """
     names = [specs] if isinstance(specs, str) else list(specs)
-    chosen_arches = [arches] if isinstance(arches, str) else arches
+    listed = [arches] if isinstance(arches, str) else arches
+    chosen_arches = None if listed is None else [parse_arch(arch).name for arch in listed]
     _check_numbers(rounds, max_ratio, floor_s)
     rounds *= BASELINE_ROUNDS if update_baseline else 1
     if update_baseline and baseline is None:
