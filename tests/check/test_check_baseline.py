@@ -28,7 +28,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "make one with --write-baseline"),
+        (None, "make one with --update-baseline"),
         ("", "is no baseline"),
         ("[]", "found list"),
         ('{"format": 99, "kernels": {}}', "found 99"),

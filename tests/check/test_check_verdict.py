@@ -136,6 +136,18 @@ def test_what_was_not_asked_for_has_not_vanished(host_scale, baseline, machine, 
     assert verdicts.count(Verdict.OK) == 2 and verdicts.count(Verdict.UNCHECKED) == 10
 
 
+def test_a_removed_implementation_has_vanished_wherever_it_ran(check, baseline, machine):
+    """Also where nothing is left for its architecture; a check of other architectures leaves it alone."""
+    document = json.loads(baseline.read_text())
+    entry = next(iter(document["kernels"].values()))
+    document["kernels"]["host_scale old sm_90a"] = {**entry, "implementation": "old", "arch": "sm_90a"}
+    baseline.write_text(json.dumps(document))
+    report = check(machine(seconds_of))
+    (row,) = report.failures
+    assert row.verdict is Verdict.VANISHED and "unknown implementation 'old'" in row.reason
+    assert check(machine(seconds_of), arches="host").exit_code == 0
+
+
 @pytest.fixture
 def target(host_scale):
     spec = load_spec(host_scale)

@@ -105,7 +105,7 @@ def test_no_valid_variant_is_an_error_and_launches_nothing(tuned):
 
 def test_nothing_compiled_says_how_to_get_it(tuned):
     kernel = tunekit.load(tuned.reference, **tuned.places)
-    with pytest.raises(NoKernelError, match=r"none that may be picked is compiled.*tunekit sweep host_scale"):
+    with pytest.raises(NoKernelError, match=r"none that may be picked is compiled.*tunekit sweep .*host_scale"):
         kernel(torch.randn(4, 64))
     assert kernel.stats()["would_compile"] == 1
 
@@ -285,6 +285,12 @@ def test_a_bad_call_after_a_good_one_is_refused_too(tuned):
         kernel(x.t())
     with pytest.raises(UserError, match="'x' is list"):
         kernel([1.0])
+    with pytest.raises(UserError, match="tensor on meta"):
+        kernel(x.to("meta"))
+    with pytest.raises(UserError, match="sparse_coo tensor on cpu"):
+        kernel(x.to_sparse())
+    with pytest.raises(UserError, match="'x' is ndarray"):
+        kernel(x.numpy())
     with pytest.raises(UserError, match="takes 3 arguments"):
         kernel(x, None, 1.0, 2.0)
     assert kernel(x).shape == (64, 64)

@@ -43,12 +43,12 @@ def read_baseline(path: Path) -> Baseline:
     try:
         document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except OSError as error:
-        raise UserError(f"no baseline {path} ({error.strerror}): make one with --write-baseline") from error
+        raise UserError(f"no baseline {path} ({error.strerror}): make one with --update-baseline") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no baseline: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise UserError(f"{path} is no baseline of format {FORMAT} (found {found}): make it anew with --write-baseline")
+        raise UserError(f"{path} is no baseline of format {FORMAT} (found {found}): write it with --update-baseline")
     try:
         kernels = {str(name): _entry(fields) for name, fields in document["kernels"].items()}
         return Baseline(kernels, dict(document.get("toolchain", {})))

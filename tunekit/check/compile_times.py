@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunekit import identity
+from tunekit.arch import parse_arch
 from tunekit.check.baseline import Baseline, read_baseline, write_baseline
 from tunekit.check.rounds import CompileOnce, Samples, isolated_compiles, take_rounds
 from tunekit.check.targets import Selection, Target, Which, reference_target, select, vanished
@@ -93,7 +94,8 @@ def check_compile_times(
         UserError: the request can't be carried out (exit status 2).
     """
     names = [specs] if isinstance(specs, str) else list(specs)
-    chosen_arches = [arches] if isinstance(arches, str) else arches
+    listed = [arches] if isinstance(arches, str) else arches
+    chosen_arches = None if listed is None else [parse_arch(arch).name for arch in listed]
     _check_numbers(rounds, max_ratio, floor_s)
     rounds *= BASELINE_ROUNDS if update_baseline else 1
     if update_baseline and baseline is None:
@@ -119,7 +121,7 @@ def check_compile_times(
         source = nullcontext(compile_once) if compile_once else _compiler(selection, settings, rule.limit_s)
         samples = _measure(selection.targets, rounds, source, known, rule, progress)
         judged = [_judge(target, samples, known, rule) for target in selection.targets]
-        rows += judged + _not_selected(spec, selection, known)
+        rows += judged + _not_selected(spec, selection, chosen_arches, known)
         for target, row in zip(selection.targets, judged, strict=True):
             unit = fastest(samples.reference_of(target))
             references[reference_target(target).name] = unit if unit < float("inf") else None
@@ -175,13 +177,12 @@ def _compiler(selection: Selection, settings: Settings, limit_s: float) -> Abstr
     return isolated_compiles(backends, trace_s, limit_s, memory)
 
 
-def _not_selected(spec: KernelSpec, selection: Selection, known: Baseline) -> list[Row]:
-    """The baseline's kernels of a spec that were not compiled: gone from the spec, or not asked for."""
+def _not_selected(spec: KernelSpec, selection: Selection, arches: Sequence[str] | None, known: Baseline) -> list[Row]:
+    """The baseline's kernels of a spec (on `arches`) that were not compiled: gone from the spec, or not asked for."""
     compiled = {target.name for target in selection.targets}
-    arches = {target.variant.arch for target in selection.targets}
     rows = []
     for name, entry in known.kernels.items():
-        if entry.spec == spec.name and entry.arch in arches and name not in compiled:
+        if entry.spec == spec.name and (arches is None or entry.arch in arches) and name not in compiled:
             why = vanished(spec, entry.implementation, entry.arch, entry.static, entry.tunables)
             file = selection.targets[0].file
             if why:

@@ -44,8 +44,9 @@ class CallForm:
         self.spec = spec
         self.names = tuple(arg.name for arg in spec.signature)
         self.blank: Slots = (None,) * len(self.names)
-        self.plain = all(arg.when is None for arg in spec.signature)
-        """Whether every argument exists for every problem: then position i is slot i."""
+        conditional = [slot for slot, arg in enumerate(spec.signature) if arg.when is not None]
+        self.leading = min(conditional, default=len(self.names))
+        """How many arguments exist for every problem before one does not: of these, position i is slot i."""
         self._slot = {name: slot for slot, name in enumerate(self.names)}
         self._axes = tuple(axis.name for axis in spec.axes if axis.name not in self._slot)
         self._positions: dict[Given, tuple[int, ...]] = {}
@@ -61,7 +62,7 @@ class CallForm:
             given = tuple(
                 (name, type(keywords[name]), keywords[name]) for name in self._axes if keywords.get(name) is not None
             )
-        positions = range(len(self.names)) if self.plain else self._existing(given)
+        positions = range(self.leading) if len(args) <= self.leading else self._existing(given)
         if len(args) > len(positions):
             takes = ", ".join(self.names[slot] for slot in positions)
             raise UserError(f"{self.spec.name} takes {len(positions)} arguments ({takes}), not {len(args)}")

@@ -66,7 +66,7 @@ def load(
     spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
-    return Kernel(spec, settings.database, library, compiler, strict, devices or TorchDevices())
+    return Kernel(spec, reference, settings.database, library, compiler, strict, devices or TorchDevices())
 
 
 class Kernel:
@@ -80,6 +80,7 @@ class Kernel:
     def __init__(
         self,
         spec: KernelSpec,
+        reference: str,
         database: Path,
         library: Library,
         compiler: OnRequestCompiler | None,
@@ -87,6 +88,7 @@ class Kernel:
         devices: Devices,
     ) -> None:
         self.spec = spec
+        self._reference = reference
         self._database = database
         self._library = library
         self._compiler = compiler
@@ -106,7 +108,7 @@ class Kernel:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        if keywords or not self._form.plain or len(args) > len(self._form.blank):
+        if keywords or len(args) > self._form.leading:
             slots, given = self._form.arrange(args, keywords)
         else:
             slots, given = args + self._form.blank[len(args) :], ()
@@ -120,7 +122,7 @@ class Kernel:
                     parts += (
                         tensor.shape,
                         tensor.dtype,
-                        tensor.get_device(),
+                        tensor.device,
                         tensor.is_contiguous() and not tensor.data_ptr() & MISALIGNED,
                     )
             for slot in self._scalars:
@@ -181,7 +183,7 @@ class Kernel:
             self._counts["error"] += 1
             del self._tables[call.device]  # the next call looks again: somebody may have tuned or compiled meanwhile
             self._library.look_again()
-            raise NoKernelError(no_kernel(self.spec, facts.arch, call.problem, done.missed))
+            raise NoKernelError(no_kernel(self.spec, self._reference, facts.arch, call.problem, done.missed))
         candidate, (artifact, function) = done.candidate, done.thing
         self._counts[candidate.level.value] += 1
         if candidate.level not in (Level.EXACT, Level.BUCKET):

@@ -33,13 +33,19 @@ class Library:
         self.spec = spec
         self.store = store
         self._sources: dict[str, str] = {}
+        self._keys: dict[tuple[Variant, Values], str] = {}
         self._found: dict[str, Artifact] = {}
         self._ruled_out: dict[str, str] = {}
         """Keys not to look for again, and why: they failed, or (empty) the store did not have them."""
 
     def present_key(self, candidate: Candidate, problem: Values) -> str:
         """The key of what the present sources and toolchain make of a candidate."""
-        return space.compile_key(self.spec, candidate.variant, problem, sources=self._fingerprint(candidate.variant))
+        variant, static = candidate.variant, self.spec.static(problem)
+        key = self._keys.get((variant, static))
+        if key is None:
+            key = space.compile_key(self.spec, variant, problem, sources=self._fingerprint(variant))
+            self._keys[variant, static] = key
+        return key
 
     def find(self, candidate: Candidate, problem: Values) -> tuple[Artifact | None, str]:
         """The artifact that serves a candidate; or None and why there is none."""

@@ -58,7 +58,9 @@ def look_up(
 
     done = walk(table, complete, acquire)
     if done.candidate is None:
-        raise NoKernelError(no_kernel(loaded, target, complete, done.missed))
+        raise NoKernelError(
+            no_kernel(loaded, spec if isinstance(spec, str) else spec.name, target, complete, done.missed)
+        )
     picked, artifact = done.candidate, done.thing
     if artifact is None:
         why = f"{picked.why}; it is not compiled, and nothing else is"
@@ -100,11 +102,11 @@ def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozens
     )
 
 
-def no_kernel(spec: KernelSpec, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
+def no_kernel(spec: KernelSpec, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
     """The message of a NoKernelError: shape, constraints, what was tried and the way out."""
     axes = " ".join(f"--problem {name}={value}" for name, value in problem.items())
     return (
         f"no kernel serves {spec.name} {problem} on {arch}: {explain_no_kernel(spec, arch, problem)}. "
-        f"Tried {'; '.join(missed)}. Tune it with `tunekit sweep {spec.name} --arch {arch} {axes}`, "
+        f"Tried {'; '.join(missed)}. Tune it with `tunekit sweep {reference} --arch {arch} {axes}`, "
         "or load it with compile='allow'"
     )

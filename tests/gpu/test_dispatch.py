@@ -1,0 +1,187 @@
+"""Dispatch on the GPU: compiled on request once, then served from the store, against the oracles."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tunekit
+from tunekit import identity
+from tunekit.backends import symbol_of
+from tunekit.compiling import Compiler, units
+from tunekit.dispatch.lookup import present_protocols
+from tunekit.environment import environment
+from tunekit.errors import UserError
+from tunekit.jobs import Limits, Pool
+from tunekit.model import Level, Values, Winner
+from tunekit.space import default_variant, parse_arch
+from tunekit.spec import load_spec
+from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.database import Store
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU: torch.cuda is not available", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOUBLE = f"{ROOT / 'tests' / 'specs' / 'cute_measure.py'}:cute_double"
+ARCH = environment(0).arch or "sm_90a"
+FMHA = {"batch": 2, "heads": 16, "kv_heads": 2, "t": 5, "s_k": 300, "head_dim": 128}
+
+
+def tune(reference: str, root: Path, problem: dict, **tunables) -> Winner:
+    """What a sweep would leave in `root`: a compiled artifact and a winner."""
+    spec = load_spec(reference)
+    complete = spec.problem(problem)
+    variant = default_variant(spec, parse_arch(ARCH), complete)
+    assert variant is not None
+    variant = identity.variant(
+        spec.name, spec.version, variant.implementation, ARCH, variant.tunables.merged(Values(tunables))
+    )
+    (unit,) = units(spec, reference, complete, [variant])
+    with Pool(workers=1, limits=Limits(60.0, 300.0, 8 * 2**30)) as pool:
+        compiler = Compiler(pool, ArtifactStore(root / "artifacts"), None, environment(0))
+        ((_, outcome),) = compiler.compile([unit])
+    assert outcome.ok, outcome.reason
+    protocol = sorted(present_protocols(spec, ARCH, environment(0)))[0]
+    winner = Winner(
+        variant, complete, spec.bucket(complete), environment(0), protocol, unit.key, symbol_of(unit.key), 10.0, 0.1, 20
+    )
+    with Store.open(root / "tunekit.db") as store:
+        store.put_winner(winner)
+    return winner
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("cache")
+    tune(DOUBLE, root, {"n": 1 << 20})
+    return root
+
+
+@pytest.fixture(scope="module")
+def attention(cache):
+    for normalize in (True, False):
+        tune("fmha", cache, {**FMHA, "normalize": normalize})
+    return load("fmha", cache)
+
+
+def load(reference: str, root: Path, **more):
+    return tunekit.load(reference, database=root / "tunekit.db", artifacts=root / "artifacts", **more)
+
+
+def test_a_winner_serves_its_problem_and_its_neighbours(cache):
+    """Case 52 on the GPU: the problem itself and its neighbours (`n` has exact buckets), each right."""
+    kernel = load(DOUBLE, cache)
+    for n, level in ((1 << 20, Level.EXACT), ((1 << 20) - 3, Level.NEAREST), (1000, Level.NEAREST)):
+        x = torch.randn(n, device="cuda")
+        torch.testing.assert_close(kernel(x), 2 * x)
+        assert kernel.choice(x).level is level
+    facts = kernel.device_facts(0)
+    assert (facts.arch, facts.sm_count) == (ARCH, torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_attention_by_position_and_keyword(attention, normalize):
+    """Case 21 on the GPU: every way to write the call gives the oracle's outputs."""
+    spec = load_spec("fmha")
+    problem = spec.problem({**FMHA, "normalize": normalize})
+    generator = torch.Generator("cuda").manual_seed(1)
+    q, k, v = (
+        torch.randn(arg.sizes(problem), generator=generator, device="cuda", dtype=torch.bfloat16)
+        for arg in spec.arguments(problem)[:3]
+    )
+    wanted = spec.reference(problem, {"q": q, "k": k, "v": v, "scale": 128**-0.5})
+    first = attention(q, k, v, normalize=normalize)
+    second = attention(v=v, scale=128**-0.5, normalize=normalize, q=q, k=k)
+    for outputs in (first, second):
+        named = dict(zip(wanted, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+        for name, output in named.items():
+            tolerance = spec.tolerance_of(name)
+            error = (output.double() - wanted[name]).norm() / wanted[name].norm()
+            print(f"normalize={normalize} {name}: relative norm error {error:.2e}")
+            assert error <= tolerance.relative_norm
+    assert attention.choice(q, k, v, normalize=normalize).level is Level.EXACT
+
+
+def test_what_the_kernel_can_not_take_is_refused(attention):
+    """Cases 15 and 25: a transposed, an offset and a mixed-up tensor are refused before anything is launched."""
+    spec = load_spec("fmha")
+    problem = spec.problem(FMHA)
+    q, k, v = (torch.zeros(arg.sizes(problem), device="cuda", dtype=torch.bfloat16) for arg in spec.signature[:3])
+    storage = torch.zeros(k.numel() + 1, device="cuda", dtype=torch.bfloat16)
+    for bad, words in [
+        (k.transpose(1, 2).contiguous().transpose(1, 2), "'k' is not contiguous"),
+        (storage[1:].view(k.shape), "'k' starts 2 bytes past a 16-byte boundary"),
+        (k[:, :-1].contiguous(), "s_k"),
+        (k.float(), "'k' (dtype) is float32"),
+        (k.cpu(), "'k' is on cpu, but 'q' is on cuda:0"),
+    ]:
+        with pytest.raises(UserError) as caught:
+            attention(q, bad, v)
+        assert words in str(caught.value)
+
+
+def test_a_side_stream_is_the_one_that_torch_has_current(cache):
+    """The kernel goes to torch's current stream: no result is read before it is there."""
+    kernel = load(DOUBLE, cache)
+    x = torch.randn(1 << 20, device="cuda")
+    kernel(x)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        z = torch.full_like(x, 3.0)
+        y = kernel(z)
+        total = y.sum()
+    stream.synchronize()
+    assert float(total) == 6.0 * x.numel()
+
+
+def test_a_warm_key_captures_and_replays(cache):
+    """Case 53, the warm half: a key that was called before is captured in a CUDA graph and replayed."""
+    kernel = load(DOUBLE, cache)
+    x, y = torch.randn(1 << 20, device="cuda"), torch.empty(1 << 20, device="cuda")
+    kernel(x, y)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(x, y)
+    x.fill_(5.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 10.0).all()
+
+
+def test_two_variants_in_one_process(cache, tmp_path):
+    """Case 58: two variants of one kernel, called A, B, A, B: symbols don't clash."""
+    tune(DOUBLE, tmp_path, {"n": 1 << 20}, smem_bytes=1024)
+    first, second = load(DOUBLE, cache), load(DOUBLE, tmp_path)
+    x = torch.randn(1 << 20, device="cuda")
+    for kernel in (first, second, first, second):
+        torch.testing.assert_close(kernel(x), 2 * x)
+    assert first.choice(x).symbol != second.choice(x).symbol
+
+
+def test_a_fresh_process_serves_without_a_compiler(cache):
+    """Case 56: its first GPU action is a dispatch from the store, and cutlass is never imported."""
+    code = (
+        "import json, sys, torch, tunekit; kernel = tunekit.load(sys.argv[1]); "
+        "y = kernel(torch.ones(1 << 20, device='cuda')); "
+        "print(json.dumps({'sum': float(y.sum()), 'stats': kernel.stats(), "
+        "'heavy': [n for n in ('cutlass', 'optuna', 'rich') if n in sys.modules]}))"
+    )
+    env = {**os.environ, "TUNEKIT_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, DOUBLE], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["sum"] == 2.0 * (1 << 20) and result["heavy"] == []
+    assert result["stats"]["exact"] == result["stats"]["loaded"] == 1 and result["stats"]["compiled"] == 0
