@@ -29,7 +29,7 @@ from tunekit.environment import environment
 from tunekit.measure.device import Device
 from tunekit.measure.gpu_state import GpuMonitor
 from tunekit.measure.statistics import spread
-from tunekit.measure.timing import CudaTimer, calls_per_window
+from tunekit.measure.timing import ColdPlan, CudaTimer, calls_per_window
 from tunekit.model import Values, to_json
 from tunekit.spec import load_spec
 
@@ -106,7 +106,7 @@ def compare(given: dict[str, Any], rounds: int) -> dict[str, Any]:
             error = float((got - want).norm() / want.norm())
             right = error <= spec.tolerance_of("o").relative_norm
             estimate = timer.estimate_us(call)
-            count = calls_per_window(estimate, 1, 5.0)
+            count = calls_per_window(estimate, ColdPlan(copies=1, flush=True), 5.0)
             windows[name] = timer.window([call], count, True, "cuda_graph")
             rows[name] = {"error": error, "within_tolerance": right}
         except (RuntimeError, AssertionError, NotImplementedError, ValueError, tunekit_errors()) as problem_with_it:

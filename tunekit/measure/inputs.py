@@ -132,8 +132,7 @@ class Arguments:
         call: list[Any] = []
         for argument in spec.arguments(problem):
             if isinstance(argument, ScalarArg):
-                number = argument.default(problem)
-                call.append(float(number) if argument.dtype == "float32" else int(number))
+                call.append(argument.number(problem))
             else:
                 self.guarded[argument.name] = Guarded.allocate(argument, problem, device, guard)
                 call.append(self.guarded[argument.name].tensor)

@@ -16,7 +16,7 @@ from tunekit.measure.device import Device, is_out_of_memory
 from tunekit.measure.inputs import Arguments, bits, draw, poison
 from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.space import serves
-from tunekit.spec import KernelSpec, TensorArg
+from tunekit.spec import KernelSpec, ScalarArg, TensorArg
 
 LAUNCHES = 2
 ORACLE_CACHE_BYTES = 512 * 2**20
@@ -109,7 +109,8 @@ class Oracle:
 
     def _call(self, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
         copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a reference may write in place
-        return spec.reference(case.problem, copies)
+        scalars = [arg for arg in spec.arguments(case.problem) if isinstance(arg, ScalarArg)]
+        return spec.reference(case.problem, copies | {arg.name: arg.number(case.problem) for arg in scalars})
 
 
 class Verifier:

@@ -72,6 +72,11 @@ class ScalarArg:
     def __post_init__(self) -> None:
         check_name(self.name, "scalar")
 
+    def number(self, values: Values) -> float:
+        """The default for a problem, of this scalar's type."""
+        number = self.default(values)
+        return float(number) if self.dtype == "float32" else int(number)
+
 
 @dataclass(frozen=True)
 class Build:
@@ -151,8 +156,8 @@ class Implementation:
 class KernelSpec:
     """A kernel family: what is computed, and the implementations that compete at it.
 
-    `reference(problem, inputs)` takes torch tensors by argument name and returns
-    the outputs in float64 (or float32); `inputs(problem, generator, device)`
+    `reference(problem, inputs)` takes torch tensors, and the scalars' numbers, by
+    argument name and returns the outputs in float64 (or float32); `inputs(problem, generator, device)`
     overrides the random normal inputs where those make no sense. `cost(problem)` declares unavoidable work.
     Bump `version` when the meaning of a problem or an output changes.
     """

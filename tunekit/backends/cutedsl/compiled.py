@@ -91,7 +91,7 @@ def chip_number(cubin: bytes) -> int:
     """The SM number that a cubin is for: its place in the ELF flags depends on the ABI version."""
     header = ELFFile(io.BytesIO(cubin)).header
     flags = header["e_flags"]
-    return flags >> 8 & 0xFF if header["e_ident"]["EI_ABIVERSION"] >= 8 else flags & 0xFF
+    return int(flags >> 8 & 0xFF if header["e_ident"]["EI_ABIVERSION"] >= 8 else flags & 0xFF)
 
 
 def tmem_columns(ptx: str) -> int | None:
