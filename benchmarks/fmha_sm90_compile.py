@@ -139,8 +139,8 @@ def main():
         if arguments.json:
             arguments.json.write_text("".join(json.dumps(r) + "\n" for r in rows))
     print(
-        f"{len(rows)} variants, {wrong} bad, {spilled} with spills; the space holds {len(base_variants())} without optional tunables and "
-        f"{len(option_variants())} with them"
+        f"{len(rows)} variants, {wrong} bad, {spilled} with spills; the space holds {len(base_variants())} without "
+        f"optional tunables and {len(option_variants())} with them"
     )
     return 1 if wrong else 0
 
