@@ -119,14 +119,15 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write one line per variant")
     arguments = parser.parse_args()
-    rows, wrong = [], 0
+    rows, wrong, spilled = [], 0, 0
     for variant in sample(arguments.base, arguments.options, arguments.seed):
         declared = footprint(**variant)
         expected = {**{k: declared[k] for k in ("smem_bytes", "threads")}, "cluster": declared["cluster"][0]}
         traced = traced_footprint(variant)
         row = {"variant": variant, "declared": expected, "traced": traced, **compiled_facts(variant)}
-        bad = traced != expected or row["spill_bytes"] > 0 or row["serialized"]
+        bad = traced != expected or row["serialized"]
         wrong += bad
+        spilled += row["spill_bytes"] > 0
         rows.append(row)
         shown = " ".join(f"{k}={v}" for k, v in variant.items())
         print(
@@ -138,8 +139,8 @@ def main():
         if arguments.json:
             arguments.json.write_text("".join(json.dumps(r) + "\n" for r in rows))
     print(
-        f"{len(rows)} variants, {wrong} bad; the space holds {len(base_variants())} without optional tunables and "
-        f"{len(option_variants())} with them"
+        f"{len(rows)} variants, {wrong} bad, {spilled} with spills; the space holds {len(base_variants())} without "
+        f"optional tunables and {len(option_variants())} with them"
     )
     return 1 if wrong else 0
 
