@@ -177,7 +177,7 @@ def test_a_fresh_process_serves_without_a_compiler(cache):
         "print(json.dumps({'sum': float(y.sum()), 'stats': kernel.stats(), "
         "'heavy': [n for n in ('cutlass', 'optuna', 'rich') if n in sys.modules]}))"
     )
-    env = {**os.environ, "TUNEKIT_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "TUNEKIT_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", code, DOUBLE], env=env, capture_output=True, text=True, timeout=120, check=False
     )
