@@ -99,6 +99,7 @@ class Zygote:
         self._running: dict[int, Running] = {}
         self._paused_at: float | None = None
         self._paused_s = 0.0
+        self._next_look = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(pool, selectors.EVENT_READ)
         self._pool = pool
@@ -189,12 +190,15 @@ class Zygote:
 
     def _supervise(self) -> None:
         now = self._now()
+        due = now >= self._next_look
+        if due:
+            self._next_look = now + TICK_S
         for running in self._running.values():
             self._announce(running, running.listen(self._paused_s))
             if running.silent:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(running.results)
-            if self._paused_at is not None:
+            if self._paused_at is not None or not due:
                 continue
             self._announce(running, running.look(now))
             if running.killed_for is None and running.broken_limit(now):
