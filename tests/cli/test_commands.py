@@ -151,3 +151,53 @@ def test_a_reader_that_stops_early_causes_no_traceback(scale):
     command = f"{sys.executable} -m tunekit list {scale} | true"
     done = subprocess.run(command, shell=True, cwd=root, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_a_full_disk_is_one_line(scale, flags):
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "tunekit", "list", scale, *flags]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=root, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "tunekit: can't write the result: No space left on device\n"
+
+
+NEVER = """
+from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tunable
+
+SPEC = KernelSpec(
+    name="never",
+    version=1,
+    axes=(Axis("n", default=4),),
+    signature=(TensorArg("x", ("n",), "float32"), TensorArg("y", ("n",), "float32", role="output")),
+    implementations=(
+        Implementation(
+            "nope",
+            {"host"},
+            (Tunable("a", (1, 2)),),
+            lambda b: "",
+            {"a": 1},
+            constraints=(Constraint("forbids", "nothing is allowed", lambda v: False),),
+            backend="host",
+        ),
+    ),
+    reference=lambda problem, inputs: inputs,
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("best", 1), ("sweep", 2), ("compile", 2), ("list", 0), ("explain", 0), ("probe", 0)]
+)
+def test_where_nothing_is_valid_the_constraint_is_blamed(tunekit, tmp_path, command, status):
+    """Zero valid variants end in seconds, with the constraint's name; Case 57 for `best`."""
+    (tmp_path / "never.py").write_text(NEVER)
+    done = tunekit(command, str(tmp_path / "never.py"))
+    assert done.status == status
+    assert "Traceback" not in done.err
+    assert "forbids" in done.out + done.err or "tunekit explain says why" in done.out

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tunekit.jobs import Limits, Pool, Task
 
 from tunekit.arch import parse_arch
 from tunekit.backends.load import load_artifact
 from tunekit.compiling import Unit, units
 from tunekit.environment import environment
+from tunekit.jobs import Limits, Pool, Task
 from tunekit.model import Values, Variant
 from tunekit.space import expand, misfit
 from tunekit.spec import load_spec

@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 standalone_mode=False,
                 obj=interruption,
             )
-            sys.stdout.flush()
+            _flush()
         return status if isinstance(status, int) else 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "tunekit"
@@ -140,8 +140,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("tunekit: interrupted", err=True)
         return 128 + interruption.number
     except BrokenPipeError:  # `tunekit list | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 128 + signal.SIGPIPE
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise UserError(f"can't write the result: {error.strerror}") from None
+
+
+def _discard_output() -> None:
+    """Let the interpreter's last flush of stdout go nowhere: it would fail again, with a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: Exception) -> str:

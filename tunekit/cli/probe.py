@@ -99,6 +99,8 @@ def probe(
         collected.append({"problem": problem, "arch": chosen.name, "variants": [r.to_json() for r in ordered]})
         if not as_json:
             out.heading(f"{loaded.name} on {chosen.name} ({why}): {problem}")
+            if not ordered:
+                out.line("  no valid variant (tunekit explain says why)")
             out.table(_table(ordered))
             out.line()
     if as_json:

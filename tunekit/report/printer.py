@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from tunekit.errors import UserError
 from tunekit.model import to_json
 
 PLAIN_WIDTH = 110
@@ -53,8 +54,17 @@ class Printer:
         self.plain = is_plain(stream) if plain is None else plain
 
     def line(self, text: str = "") -> None:
-        """One line of text, never wrapped: what it holds can be copied."""
-        self.stream.write(text + "\n")
+        """One line of text, never wrapped: what it holds can be copied.
+
+        Raises:
+            UserError: the stream takes no more, for example on a full disk.
+        """
+        try:
+            self.stream.write(text + "\n")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise UserError(f"can't write the result: {error.strerror}") from None
 
     def heading(self, text: str) -> None:
         if self.plain:
@@ -64,7 +74,7 @@ class Printer:
 
     def json(self, value: Any) -> None:
         """`value` (dataclasses too) as one indented JSON document."""
-        self.stream.write(json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
+        self.line(json.dumps(to_json(value), indent=2, allow_nan=False))
 
     def table(self, table: Table) -> None:
         if not table.rows:

@@ -25,7 +25,8 @@ def print_sweep(report: SweepReport, spec_reference: str, out: Printer, *, winne
             out.line(f"  {verdict(problem)}")
         out.line()
     for note in report.notes if winners else ():
-        out.line(f"note: {note}")
+        if not any(note in problem.why_no_winner for problem in report.problems):
+            out.line(f"note: {note}")
     if report.state == "interrupted":
         out.line("interrupted: the results so far are kept, and the same command goes on from there")
 
@@ -41,11 +42,13 @@ def winner_text(winner: Winner) -> str:
     """``12.34 us +- 0.05 us over 50 samples, 3.1 % ahead of <id>``."""
     text = f"{winner.median_us:.2f} us +- {winner.spread_us:.2f} us over {winner.samples} samples"
     if winner.runner_up and winner.margin is not None:
-        text += f", {winner.margin * 100:.1f} % ahead of {winner.runner_up}"
+        side = "ahead of" if winner.margin >= 0 else "behind"
+        text += f", {abs(winner.margin) * 100:.1f} % {side} {winner.runner_up}"
     if winner.confidence is not None:
         text += f" ({winner.confidence * 100:.1f} % sure by {winner.method})"
-    if winner.tied:
-        text += f"; tied with {', '.join(winner.tied)}"
+    others = [tied for tied in winner.tied if tied != winner.variant.id]
+    if others:
+        text += f"; a tie with {', '.join(others)}"
     return text
 
 
