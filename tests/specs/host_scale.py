@@ -106,7 +106,7 @@ def reference(problem, inputs):
 
     x = inputs["x"].double()
     columns = torch.arange(problem.cols, dtype=torch.float64, device=x.device) / problem.cols
-    return {"y": inputs["scale"] * x + columns}
+    return {"y": inputs.get("scale", 0.5) * x + columns}
 
 
 def cost(problem):

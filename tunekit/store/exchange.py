@@ -134,15 +134,16 @@ def _write_lines(target: Path, written: list[str]) -> None:
         raise DatabaseError(f"can't write {target}: {error.strerror}") from error
 
 
-def ship(database: Path, directory: Path, *, spec: str, arch: str, trials: bool = False) -> Path:
-    """Write the file of a spec and an architecture that ships: its winners, with their trials if asked for.
+def ship(database: Path, directory: Path, *, spec: str, arch: str) -> Path:
+    """Write the file of a spec and an architecture that ships: its winners, and the finals that chose them.
 
     Sorted by problem, rounded, without uids, so that a re-tune shows in review as the lines that changed.
     """
-    kinds: tuple[Kind, ...] = ("winner", "trial") if trials else ("winner",)
     written = []
-    for line in export_lines(database, spec=spec, arch=arch, kinds=kinds, digits=DIGITS):
+    for line in export_lines(database, spec=spec, arch=arch, kinds=("winner", "trial"), digits=DIGITS):
         plain = json.loads(line)
+        if plain["kind"] == "trial" and not str(plain.get("protocol") or "").startswith("final/"):
+            continue
         for name in ("uid", "sweep"):
             plain.pop(name, None)
         written.append(plain)
