@@ -1,7 +1,7 @@
 """Expansion: a spec, an architecture and a problem become an ordered list of variants.
 
 The predicate here is the only one: list, sweep, probe and dispatch all ask
-:func:`allowed`.
+:func:`broken`.
 """
 
 from __future__ import annotations
@@ -53,20 +53,22 @@ def implementations_on(spec: KernelSpec, arch: Arch, only: str | None = None) ->
     return fitting
 
 
-def choose_arch(spec: KernelSpec, asked: str | None, detected: str | None) -> tuple[Arch, str]:
+def choose_arch(spec: KernelSpec, asked: str | None, detected: str | None, only: str | None = None) -> tuple[Arch, str]:
     """The architecture to work for, and why in a few words.
 
     The one `asked` for; else the one `detected` on this machine, if the spec runs
     there; else sm_100a; else the first of the table that an implementation supports.
+    `only` names the implementation that counts.
 
     Raises:
         UserError: an unknown name, or no implementation runs on the one asked for.
     """
     if asked is not None:
         arch = parse_arch(asked)
-        implementations_on(spec, arch)
+        implementations_on(spec, arch, only)
         return arch, "as asked"
-    runnable = [arch for arch in ARCHES.values() if any(i.unsupported(arch) is None for i in spec.implementations)]
+    candidates = spec.implementations if only is None else (spec.implementation(only),)
+    runnable = [arch for arch in ARCHES.values() if any(i.unsupported(arch) is None for i in candidates)]
     for name, why in ((detected, "this machine's GPU"), ("sm_100a", "cross-compiled: not this machine's GPU")):
         for arch in runnable:
             if arch.name == name:

@@ -26,6 +26,8 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+pytestmark = pytest.mark.gpu
+
 SPEC = load_spec("fmha")
 ARCH = parse_arch(environment().arch or "sm_90a")
 HEADS = ((128, 1), (8, 8), (32, 8))

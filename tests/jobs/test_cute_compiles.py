@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tunekit.backends.cutedsl.compiled import chip
+from tunekit.backends.cutedsl.compiled import chip_number
 from tunekit.jobs import Limits, Pool
 from tunekit.model import Status
 
@@ -110,9 +110,8 @@ def test_the_artifact_is_for_the_arch_asked_for(scale_result, arch, numbers):
     tmem = 32 if arch != "sm_90a" else 0
     result, _ = scale_result("with_tmem" if tmem else "plain", arch, tmem=tmem)
     assert result.ok, result.reason
-    number, specific = chip(Path(result.value["files"]["cubin"]).read_bytes())
-    assert number in numbers
-    assert specific
+    assert chip_number(Path(result.value["files"]["cubin"]).read_bytes()) in numbers
+    assert f".target {arch}" in Path(result.value["files"]["ptx"]).read_text()
 
 
 def test_the_environment_does_not_change_the_arch(cute_task, monkeypatch):

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tunekit.arch import ARCHES, Arch, parse_arch
+from tunekit.arch import Arch
 from tunekit.environment import environment
 from tunekit.errors import UserError
 from tunekit.model import Environment, Value, Values
-from tunekit.space import Expansion, implementations_on
+from tunekit.space import Expansion, choose_arch
 from tunekit.spec import KernelSpec
 
 VERIFIERS = ("auto", "gpu", "none")
-# What a sweep targets where it is not told and no GPU is here: the newest data-centre part first.
-PREFERRED_ARCHES = ("sm_100a", "sm_90a", "host")
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,7 @@ def choose_target(spec: KernelSpec, options: SweepOptions) -> Target:
     if options.verify not in VERIFIERS:
         raise UserError(f"unknown --verify '{options.verify}' (known: {', '.join(VERIFIERS)})")
     here = environment(options.device)
-    if options.arch is not None:
-        arch = parse_arch(options.arch)
-    else:
-        arch = _supported(spec, ([here.arch] if here.arch else []) + list(PREFERRED_ARCHES), options.implementation)
-    implementations_on(spec, arch, options.implementation)
+    arch, _ = choose_arch(spec, options.arch, here.arch, options.implementation)
     if options.verify == "none":
         return Target(arch, here, None, "--verify none ends after compiling")
     if arch.name == "host":
@@ -74,15 +68,6 @@ def choose_target(spec: KernelSpec, options: SweepOptions) -> Target:
     if options.verify == "gpu":
         raise UserError(f"--verify gpu: {why}")
     return Target(arch, here, None, why)
-
-
-def _supported(spec: KernelSpec, names: Sequence[str], only: str | None) -> Arch:
-    candidates = spec.implementations if only is None else (spec.implementation(only),)
-    for name in names:
-        arch = ARCHES[name]
-        if any(candidate.unsupported(arch) is None for candidate in candidates):
-            return arch
-    raise UserError(f"{spec.name} runs on none of {', '.join(names)}; name one with --arch")
 
 
 def complete_problems(spec: KernelSpec, given: Sequence[Mapping[str, Value]]) -> tuple[Values, ...]:
