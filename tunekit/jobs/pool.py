@@ -60,7 +60,7 @@ class Pool:
         self._events: deque[Event] = deque()
         self._tasks: dict[str, Task] = {}
         self._started: dict[str, tuple[float, str]] = {}
-        self._acks: set[str] = set()
+        self._awaited: str | None = None
         self._paused = False
         self._deaths = 0
         self._closed = False
@@ -165,16 +165,16 @@ class Pool:
                 self._zygote.send({"op": "pause"})
 
     def _ask(self, op: str, answer: str) -> None:
+        self._awaited = answer
         self._zygote.send({"op": op})
-        while answer not in self._acks:
+        while self._awaited is not None:
             self._pump(None)
-        self._acks.discard(answer)
 
     def _cancel(self) -> None:
+        self._tasks.clear()  # so that a zygote that dies now begins nothing again
         self._ask("cancel", "cancelled")
         while self._started:
             self._pump(None)
-        self._tasks.clear()
 
     def _pump(self, on_event: OnEvent | None) -> None:
         """Take in what the zygote says; wait for it if there is nothing."""
@@ -192,7 +192,8 @@ class Pool:
     def _note(self, message: dict[str, Any]) -> Event | None:
         kind = message["event"]
         if kind in ("paused", "resumed", "cancelled"):
-            self._acks.add(kind)
+            if self._awaited == kind:
+                self._awaited = None
             return None
         name = str(message["id"])
         if kind == "started":
@@ -224,7 +225,7 @@ class Pool:
         if self._deaths >= MOST_DEATHS:
             raise TunekitError(f"{how}, {self._deaths} times in a row; its last words: {self._zygote.last_words}")
         self._zygote = _Zygote(self._warm, self.workers)
-        self._acks |= {"paused", "resumed", "cancelled"}
+        self._awaited = None
         for task in list(self._tasks.values()):
             self._await_ready()
             self._zygote.send(self._message(task))

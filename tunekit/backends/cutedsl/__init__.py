@@ -29,6 +29,7 @@ from tunekit.spec import Build, Implementation
 
 # Read by CuTeDSL when it is imported. An arch is given so that it never asks the driver for one.
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
+LIBRARIES_VARIABLE = "CUTE_DSL_LIBS"
 # An arch for which nothing here is compiled: on a match CuTeDSL also makes a JIT engine for
 # running the kernel at once, 70 ms that an exported kernel has no use for (2026-11).
 NO_EXECUTION_ARCH = "sm_80"
@@ -44,7 +45,9 @@ def warm() -> None:
     torch is kept out: tvm_ffi imports it where it can (1.5 s, 200 MB, threads), and
     no compile needs it.
     """
-    os.environ.setdefault(ARCH_VARIABLE, "sm_100a")
+    for name in [name for name in os.environ if name.startswith("CUTE_DSL_") and name != LIBRARIES_VARIABLE]:
+        del os.environ[name]  # options by the environment are in no compile's key
+    os.environ[ARCH_VARIABLE] = "sm_100a"
     with _without_torch():
         import tvm_ffi  # noqa: F401
 
