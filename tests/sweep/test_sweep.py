@@ -9,8 +9,12 @@ import psutil
 import pytest
 
 from tests.sweep.conftest import Cache, ids, reference
+from tunekit.arch import ARCHES
 from tunekit.errors import UserError
-from tunekit.model import Stage, Status
+from tunekit.model import Stage, Status, Variant
+from tunekit.space import expand
+from tunekit.spec import load_spec
+from tunekit.sweep.problem import ProblemRun
 
 SCALE = reference("host_scale", "host_scale")
 FAULTY = reference("host_scale", "host_faulty")
@@ -144,6 +148,31 @@ def test_a_search_with_a_budget_stays_within_it_and_the_default_races(cache: Cac
     (problem,) = report.problems
     assert len(problem.rows) == 5
     assert 1 in {row.variant.tunables.number for row in problem.rows}, "the default is always evaluated"
+
+
+@pytest.mark.parametrize("search", ["exhaustive", "random", "tpe"])
+@pytest.mark.parametrize("budget", [2, 5, 19])
+def test_a_budget_is_spent_whole_and_the_default_is_among_what_it_buys(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, search: str, budget: int
+) -> None:
+    """Whatever the strategy proposes first: proposals that the opening took cost nothing and end nothing."""
+    evaluated: list[list[int]] = []
+
+    def take(run: ProblemRun, batch: list[Variant], measurer: object) -> None:
+        evaluated.append([int(v.tunables["number"]) for v in batch])
+
+    monkeypatch.setattr(ProblemRun, "_evaluate", take)
+    last = ids(MANY, {"n": 64}, number=(20,))[0]
+    monkeypatch.setattr("tunekit.sweep.problem.default_variant", lambda spec, arch, problem: by_id(last))
+    cache.run(MANY, {"n": 64}, search=search, budget=str(budget), verify="none")
+    numbers = [number for batch in evaluated for number in batch]
+    assert len(numbers) == len(set(numbers)) == budget
+    assert numbers[0] == 20
+
+
+def by_id(id: str) -> Variant:
+    spec = load_spec(MANY)
+    return next(v for v in expand(spec, ARCHES["host"], spec.problem({"n": 64})).variants if v.id == id)
 
 
 @pytest.mark.parametrize(

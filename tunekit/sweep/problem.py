@@ -124,23 +124,23 @@ class ProblemRun:
         strategy = make_strategy(options.search, fitting, self.budget, options.seed)
         self._emit("note", text=f"search: {strategy.name}, {len(fitting)} candidates, seed {options.seed}")
         done: set[str] = set()
-        opening = [by_id[id] for id in dict.fromkeys(first) if id in by_id]
+        pending = [by_id[id] for id in dict.fromkeys(first) if id in by_id]
         size = len(fitting) if strategy.name == "exhaustive" and self.budget.seconds is None else BATCH
-        pending = opening if strategy.name != "exhaustive" else []
         while self.budget.left(len(done)) > 0:
             if self.budget.seconds is not None and time.monotonic() - started > self.budget.seconds:
                 self._emit("note", text=f"the budget of {self.budget.seconds:g} s is spent")
                 return
             room = int(min(size, self.budget.left(len(done))))
-            batch = [v for v in (pending or strategy.ask(room)) if v.id not in done][:room]
-            asked_nothing = not batch and not pending
-            pending = []
-            if asked_nothing:
+            batch, pending = pending[:room], pending[room:]
+            done |= {variant.id for variant in batch}
+            # A strategy doesn't know what the opening took: asking goes on until the batch is full or nothing is left.
+            while len(batch) < room and (asked := strategy.ask(room - len(batch))):
+                batch += [variant for variant in asked if variant.id not in done]
+                done |= {variant.id for variant in asked}
+            if not batch:
                 return
-            if batch:
-                done |= {variant.id for variant in batch}
-                yield batch
-                strategy.tell([Told(v, self._time(v)) for v in batch])
+            yield batch
+            strategy.tell([Told(v, self._time(v)) for v in batch])
 
     def _time(self, variant: Variant) -> float | None:
         measured = self.outcomes.get(variant.id, {}).get(Stage.MEASURE)
