@@ -64,6 +64,8 @@ class ProblemRun:
     timed: dict[str, Timed] = field(default_factory=dict)
     winner: Winner | None = None
     why_no_winner: str = "the sweep was interrupted"
+    _units: dict[str, Unit] = field(default_factory=dict)
+    _earlier: dict[str, Outcome] = field(default_factory=dict)
 
     def go(self) -> None:
         run = self.run
@@ -81,18 +83,22 @@ class ProblemRun:
             self.why_no_winner = f"no variant fits {run.target.arch.name}: all are over budget"
             return
         measurer = self._measurer()
+        self._units = {unit.variant.id: unit for unit in units(run.spec, run.reference, self.problem, fitting)}
+        self._earlier = measurer.earlier() if measurer else {}
         for batch in self._batches(fitting, first):
             self._evaluate(batch, measurer)
         if measurer is None:
             self.why_no_winner = f"nothing was measured: {run.target.why}"
             return
         self._tell_late_faults(measurer.worker)
-        self.winner, self.why_no_winner = measurer.final(
+        self.winner, self.why_no_winner, failed = measurer.final(
             self.timed,
             incumbent.variant.id if incumbent else None,
             default.id if default else None,
             lambda text: self._emit("phase", text=text),
         )
+        for id, outcome in failed.items():
+            self._finish(self.timed[id].unit.variant, outcome, 0, 0)
         if self.winner is not None:
             self._emit("winner", variant=self.winner.variant, text=f"{self.winner.median_us:.2f} us")
 
@@ -150,7 +156,7 @@ class ProblemRun:
 
     def _evaluate(self, batch: list[Variant], measurer: Measurer | None) -> None:
         run = self.run
-        wanted = units(run.spec, run.reference, self.problem, batch)
+        wanted = [self._units[variant.id] for variant in batch]
         self._emit("phase", text="compile", total=len(wanted))
         compiled: list[tuple[Unit, Outcome]] = []
         for unit, outcome in run.compiler.compile(wanted, self._on_compile(wanted)):
@@ -160,10 +166,9 @@ class ProblemRun:
         if measurer is None or not ready:
             return
         self._emit("phase", text="verify and measure", total=len(ready))
-        earlier = measurer.earlier()
         for index, (unit, outcome) in enumerate(ready, 1):
             self._emit("started", variant=unit.variant, text="measure", done=index - 1, total=len(ready))
-            measured = earlier.get(unit.key) or measurer.check(unit)
+            measured = self._earlier.get(unit.key) or measurer.check(unit)
             self._finish(unit.variant, measured, index, len(ready))
             if measured.ok and measured.stage is Stage.MEASURE:
                 self.timed[unit.variant.id] = Timed(unit, outcome, measured)
