@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tunekit import identity
 from tunekit.backends import CompileRequest, symbol_of
-from tunekit.jobs import Event, Pool, TaskResult, compile_task
+from tunekit.jobs import Event, Pool, Task, TaskResult, compile_task
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
 from tunekit.space import compile_key
 from tunekit.spec import KernelSpec
@@ -63,6 +64,60 @@ def units(spec: KernelSpec, reference: str, problem: Values, variants: Sequence[
     ]
 
 
+class _Work:
+    """The compiles under way. A unit is locked when the pool draws it, and until its result is kept:
+    a sweep of any size holds a few locks and scratch directories, and sweeps side by side share the work."""
+
+    def __init__(self, artifacts: ArtifactStore, scratch: Path, known: Callable[[Unit], Outcome | None]) -> None:
+        self.units: dict[str, Unit] = {}
+        self.theirs: list[Unit] = []
+        """Units that other processes are compiling."""
+        self._artifacts, self._scratch, self._known = artifacts, scratch, known
+        self._locks: dict[str, contextlib.ExitStack] = {}
+        self._found: list[tuple[Unit, Outcome]] = []
+
+    def tasks(self, units: Sequence[Unit]) -> Iterator[Task]:
+        """A task for each unit that can be locked and that nobody compiled since it was looked for."""
+        for unit in units:
+            lock = contextlib.ExitStack()
+            if not lock.enter_context(self._artifacts.lock(unit.key, timeout_s=0)):
+                self.theirs.append(unit)
+                continue
+            self._locks[unit.key] = lock
+            known = self._known(unit)
+            if known is None:
+                yield self.task(unit)
+            else:
+                self._locks.pop(unit.key).close()
+                self._found.append((unit, known))
+
+    def task(self, unit: Unit) -> Task:
+        self.units[unit.key] = unit
+        self._directory(unit).mkdir(exist_ok=True)
+        return compile_task(unit.request(self._directory(unit)), id=unit.key)
+
+    def finished(self, unit: Unit) -> None:
+        """Let go of a unit whose result is kept."""
+        shutil.rmtree(self._directory(unit), ignore_errors=True)
+        lock = self._locks.pop(unit.key, None)
+        if lock is not None:
+            lock.close()
+
+    def close(self) -> None:
+        """Let go of everything: the compiles were cut short."""
+        for lock in self._locks.values():
+            lock.close()
+        self._locks.clear()
+
+    def take_found(self) -> Iterator[tuple[Unit, Outcome]]:
+        """What other processes turned out to have finished."""
+        while self._found:
+            yield self._found.pop(0)
+
+    def _directory(self, unit: Unit) -> Path:
+        return self._scratch / unit.key[:24]
+
+
 @dataclass
 class Compiler:
     """Compiles units, and keeps what came of them.
@@ -84,56 +139,32 @@ class Compiler:
     ) -> Iterator[tuple[Unit, Outcome]]:
         """Each unit with its outcome, as they end: cached ones first, then compiled ones,
         then those that other processes were compiling."""
-        mine: dict[str, Unit] = {}
-        theirs: list[Unit] = []
-        with contextlib.ExitStack() as everything:
-            scratch = everything.enter_context(self.artifacts.scratch())
-            locks: dict[str, contextlib.ExitStack] = {}
-            for unit in {unit.key: unit for unit in wanted}.values():
-                known = self._known(unit)
-                if known is not None:
-                    yield unit, known
-                    continue
-                lock = everything.enter_context(contextlib.ExitStack())
-                if not lock.enter_context(self.artifacts.lock(unit.key, timeout_s=0)):
-                    theirs.append(unit)
-                    continue
-                # Between the look-up and the lock another process may have finished.
-                known = self._known(unit)
-                if known is not None:
-                    lock.close()
-                    yield unit, known
-                    continue
-                mine[unit.key] = unit
-                locks[unit.key] = lock
-            for unit, outcome in self._compile_locked(mine, scratch, on_event, locks):
+        to_do: list[Unit] = []
+        for unit in {unit.key: unit for unit in wanted}.values():
+            known = self._known(unit)
+            if known is None:
+                to_do.append(unit)
+            else:
+                yield unit, known
+        with (
+            self.artifacts.scratch() as scratch,
+            contextlib.closing(_Work(self.artifacts, scratch, self._known)) as work,
+        ):
+            for result in self.pool.run(work.tasks(to_do), on_event):
+                unit = work.units[result.id]
+                outcome = self._keep(unit, result)
+                work.finished(unit)
                 yield unit, outcome
-            for unit in theirs:
+                yield from work.take_found()
+            yield from work.take_found()
+            for unit in work.theirs:
                 with self.artifacts.lock(unit.key):
                     known = self._known(unit)
-                    if known is not None:
-                        yield unit, known
-                    else:
-                        yield from self._compile_locked({unit.key: unit}, scratch, on_event, {})
-
-    def _compile_locked(
-        self,
-        mine: dict[str, Unit],
-        scratch: Path,
-        on_event: Callable[[Event], None] | None,
-        locks: dict[str, contextlib.ExitStack],
-    ) -> Iterator[tuple[Unit, Outcome]]:
-        tasks = []
-        for key, unit in mine.items():
-            out_dir = scratch / key[:24]
-            out_dir.mkdir(exist_ok=True)
-            tasks.append(compile_task(unit.request(out_dir), id=key))
-        for result in self.pool.run(tasks, on_event):
-            unit = mine[result.id]
-            outcome = self._keep(unit, result)
-            if unit.key in locks:
-                locks[unit.key].close()
-            yield unit, outcome
+                    if known is None:
+                        (result,) = self.pool.run([work.task(unit)], on_event)
+                        known = self._keep(unit, result)
+                        work.finished(unit)
+                yield unit, known
 
     def _known(self, unit: Unit) -> Outcome | None:
         """What is known of a unit without compiling it: an artifact, or that it hangs or crashes."""
