@@ -11,29 +11,36 @@ import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunekit import identity
+from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest, symbol_of
 from tunekit.jobs import Event, Pool, Task, TaskResult, compile_task
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
-from tunekit.space import compile_key
+from tunekit.probe import Probe
+from tunekit.space import compile_key, declared_footprint
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
 
 REMEMBERED = frozenset({Status.COMPILE_TIMEOUT, Status.COMPILE_CRASHED, Status.COMPILE_OUT_OF_MEMORY})
 
+# The fact of a compile whose declared, traced and compiled footprints don't agree: where they part.
+DISAGREEMENT = "footprint_disagreement"
+
 
 @dataclass(frozen=True)
 class Unit:
-    """One compile. `key` is its identity; `reference` is what loads the spec in another process."""
+    """One compile. `key` is its identity; `reference` is what loads the spec in another process;
+    `declared` is the footprint by the spec's own arithmetic."""
 
     key: str
     variant: Variant
     static: Values
     reference: str
+    declared: Footprint = field(default_factory=Footprint)
 
     @property
     def symbol(self) -> str:
@@ -60,7 +67,14 @@ def units(spec: KernelSpec, reference: str, problem: Values, variants: Sequence[
         name: identity.fingerprint(spec.implementation(name).build) for name in {v.implementation for v in variants}
     }
     return [
-        Unit(compile_key(spec, v, problem, sources=sources[v.implementation]), v, static, reference) for v in variants
+        Unit(
+            compile_key(spec, v, problem, sources=sources[v.implementation]),
+            v,
+            static,
+            reference,
+            declared_footprint(spec.implementation(v.implementation), parse_arch(v.arch), problem, v.tunables),
+        )
+        for v in variants
     ]
 
 
@@ -180,7 +194,7 @@ class Compiler:
         return None
 
     def _keep(self, unit: Unit, result: TaskResult) -> Outcome:
-        outcome = compile_outcome(result)
+        outcome = compile_outcome(result, unit.declared)
         if outcome.ok and result.value is not None:
             artifact = self.artifacts.put(
                 unit.key,
@@ -223,18 +237,23 @@ def cached_outcome(artifact: Artifact) -> Outcome:
     )
 
 
-def compile_outcome(result: TaskResult) -> Outcome:
-    """A task's result as the outcome of a compile; the compiled reading completes the traced one."""
+def compile_outcome(result: TaskResult, declared: Footprint) -> Outcome:
+    """A task's result as the outcome of a compile, with the best reading of the footprint that there is.
+
+    Where the readings part, the fact `DISAGREEMENT` says how. Over budget by its trace it
+    ended in the probe; by its machine code, in the compile.
+    """
     value = result.value or {}
     traced, compiled = Footprint(**value.get("traced", {})), Footprint(**value.get("compiled", {}))
-    known = {f.name: getattr(compiled, f.name) for f in dataclasses.fields(compiled)}
-    footprint = dataclasses.replace(traced, **{name: v for name, v in known.items() if v is not None})
+    parted = Probe(declared, traced, compiled).disagreements()
+    facts = Values(value.get("facts", {}))
+    in_probe = result.status is Status.OVER_BUDGET and compiled == Footprint()
     return Outcome(
-        Stage.PROBE if result.status is Status.OVER_BUDGET else Stage.COMPILE,
+        Stage.PROBE if in_probe else Stage.COMPILE,
         result.status,
         result.reason,
         seconds=result.seconds,
         peak_rss_bytes=result.peak_rss_bytes,
-        footprint=footprint,
-        facts=Values(value.get("facts", {})),
+        footprint=Probe(traced=traced, compiled=compiled).footprint(),
+        facts=facts.merged({DISAGREEMENT: "; ".join(parted)}) if parted else facts,
     )

@@ -1,21 +1,26 @@
-"""Compiling through the store: what is held while it goes on."""
+"""Compiling through the store: what is held while it goes on, and what is said of what came out."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.sweep.conftest import reference
+from tests.sweep.conftest import Cache, reference
+from tunekit import space
 from tunekit.arch import ARCHES
-from tunekit.compiling import Compiler, Unit, units
+from tunekit.compiling import DISAGREEMENT, Compiler, Unit, compile_outcome, units
 from tunekit.environment import environment
-from tunekit.jobs import Pool
+from tunekit.jobs import Pool, TaskResult
+from tunekit.model import Footprint, Stage, Status, Values
 from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
 
 MANY = reference("host_many", "host_many")
+SCALE = reference("cute_small", "cute_scale")
 
 
 @pytest.fixture
@@ -66,3 +71,49 @@ def test_what_another_process_compiles_is_waited_for_and_not_compiled_twice(tmp_
             other.put(first.key, first.symbol, {"so": artifacts.path(source)})
         ((unit, outcome),) = going
     assert unit.key == first.key and outcome.facts["cached"] is True
+
+
+@pytest.mark.parametrize(
+    ("traced", "compiled", "stage"),
+    [({"smem_bytes": 300_000}, {}, Stage.PROBE), ({"smem_bytes": 4}, {"registers": 256}, Stage.COMPILE)],
+    ids=["by its trace", "by its machine code"],
+)
+def test_over_budget_ends_where_it_was_found(traced: dict[str, int], compiled: dict[str, int], stage: Stage) -> None:
+    value = {"traced": traced, "compiled": compiled}
+    result = TaskResult("a", Status.OVER_BUDGET, "too much", value=value, seconds=Values(trace=1.0))
+    outcome = compile_outcome(result, Footprint(**traced))
+    assert (outcome.stage, outcome.status) == (stage, Status.OVER_BUDGET)
+    assert outcome.footprint == Footprint(**{**traced, **compiled}) and DISAGREEMENT not in outcome.facts
+
+
+def test_readings_that_part_are_recorded() -> None:
+    value = {
+        "traced": {"smem_bytes": 4, "threads": 32},
+        "compiled": {"smem_bytes": 8, "threads": 32},
+        "facts": {"a": 1},
+    }
+    outcome = compile_outcome(TaskResult("a", Status.OK, value=value), Footprint(smem_bytes=4, threads=64))
+    assert outcome.facts["a"] == 1 and outcome.footprint == Footprint(smem_bytes=8, threads=32)
+    words = "smem: declared 4, traced 4, compiled 8; threads: declared 64, traced 32, compiled 32"
+    assert outcome.facts[DISAGREEMENT] == words
+
+
+def test_a_sweep_says_so_where_a_spec_declares_what_its_kernel_does_not_do(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three readings must agree: a real kernel, its arithmetic 16 bytes off; also when it comes from the store."""
+    right = space.declared_footprint
+
+    def wrong(*point: Any) -> Footprint:
+        declared = right(*point)
+        return dataclasses.replace(declared, smem_bytes=(declared.smem_bytes or 0) + 16)
+
+    monkeypatch.setattr("tunekit.compiling.declared_footprint", wrong)
+    spec = load_spec(SCALE)
+    problem = spec.problem({})
+    variant = expand(spec, ARCHES["sm_90a"], problem).variants[0]
+    for _ in range(2):
+        report = cache.run(SCALE, dict(problem), arch="sm_90a", variants=(variant.id,), verify="none")
+        (note,) = (note for note in report.notes if "disagree" in note)
+        assert "smem: declared" in note and str(variant) in note
+        assert note in [event.text for event in cache.events if event.kind == "note"]

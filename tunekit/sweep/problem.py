@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tunekit.compiling import Unit, units
+from tunekit.compiling import DISAGREEMENT, Unit, units
 from tunekit.errors import UserError
 from tunekit.jobs import Event
 from tunekit.measure import MeasuringWorker
@@ -64,6 +64,7 @@ class ProblemRun:
     timed: dict[str, Timed] = field(default_factory=dict)
     winner: Winner | None = None
     why_no_winner: str = "the sweep was interrupted"
+    notes: list[str] = field(default_factory=list)
     _units: dict[str, Unit] = field(default_factory=dict)
     _earlier: dict[str, Outcome] = field(default_factory=dict)
 
@@ -87,6 +88,7 @@ class ProblemRun:
         self._earlier = measurer.earlier() if measurer else {}
         for batch in self._batches(fitting, first):
             self._evaluate(batch, measurer)
+        self._tell_disagreements()
         if measurer is None:
             self.why_no_winner = f"nothing was measured: {run.target.why}"
             return
@@ -122,6 +124,21 @@ class ProblemRun:
         for late in worker.late_faults:
             self._emit("note", text=f"a fault surfaced after {late.suspect.variant} had run: {late.reason}")
         worker.late_faults.clear()
+
+    def _tell_disagreements(self) -> None:
+        """One note where a spec's arithmetic, the trace and the machine code don't say the same of some variants."""
+        parted = [unit for unit in self._units.values() if DISAGREEMENT in self._facts(unit)]
+        if parted:
+            first, last = parted[0], "" if len(parted) == 1 else f" (and {len(parted) - 1} more)"
+            note = f"the footprint's readings disagree for {first.variant}: {self._facts(first)[DISAGREEMENT]}{last}"
+            self.notes.append(note)
+            self._emit("note", text=note)
+
+    def _facts(self, unit: Unit) -> Values:
+        """What the probe or the compile of a unit found out; nothing where it was not tried."""
+        outcomes = self.outcomes.get(unit.variant.id, {})
+        tried = outcomes.get(Stage.COMPILE) or outcomes.get(Stage.PROBE)
+        return tried.facts if tried else Values()
 
     def _batches(self, fitting: list[Variant], first: Sequence[str]) -> Iterator[list[Variant]]:
         """What to evaluate, a batch at a time: the incumbent, default and seeds, then the search's proposals."""
