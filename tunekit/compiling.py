@@ -17,9 +17,16 @@ from pathlib import Path
 from tunekit import identity
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest, symbol_of
-from tunekit.jobs import Event, Pool, Task, TaskResult, compile_task
+from tunekit.jobs import Event, Limits, Pool, Task, TaskResult, compile_task
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
 from tunekit.probe import Probe
+from tunekit.settings import (
+    DEFAULT_COMPILE_LIMIT_S,
+    DEFAULT_MEMORY_LIMIT_BYTES,
+    DEFAULT_TRACE_LIMIT_S,
+    Settings,
+    limit_s,
+)
 from tunekit.space import compile_key, declared_footprint
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
@@ -76,6 +83,20 @@ def units(spec: KernelSpec, reference: str, problem: Values, variants: Sequence[
         )
         for v in variants
     ]
+
+
+def compile_limits(spec: KernelSpec, settings: Settings) -> Limits:
+    """A spec's compile limits: what was set for this run, else the spec's own, else the defaults.
+
+    Where no trace limit was set, the back end's holds for the trace too if it is shorter:
+    who allows a compile 5 s does not mean 60 s for its first half.
+    """
+    backend_s = limit_s(None, settings.compile_limit_s, spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S)
+    return Limits(
+        trace_s=settings.trace_limit_s or min(DEFAULT_TRACE_LIMIT_S, backend_s),
+        backend_s=backend_s,
+        memory_bytes=settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES,
+    )
 
 
 class _Work:
