@@ -228,7 +228,7 @@ class Compiler:
             outcome = dataclasses.replace(outcome, artifact=str(artifact.files["so"]))
         if self.store is not None:
             self.store.record(Trial(unit.variant, unit.static, unit.key, outcome, self.environment, sweep=self.sweep))
-            if outcome.status in REMEMBERED:
+            if outcome.status in REMEMBERED and not result.server_died:
                 self.store.remember_bad(
                     KnownBad(
                         unit.key,

@@ -117,3 +117,17 @@ def test_a_sweep_says_so_where_a_spec_declares_what_its_kernel_does_not_do(
         (note,) = (note for note in report.notes if "disagree" in note)
         assert "smem: declared" in note and str(variant) in note
         assert note in [event.text for event in cache.events if event.kind == "note"]
+
+
+@pytest.mark.parametrize("server_died", [True, False])
+def test_a_dead_compile_server_is_no_variants_fault(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, wanted: list[Unit], server_died: bool
+) -> None:
+    """Only a compile that crashed by itself is skipped from then on."""
+    ended = TaskResult(wanted[0].key, Status.COMPILE_CRASHED, "gone", signal=9, server_died=server_died)
+    with Pool(workers=1, warm=()) as pool, cache.store() as store:
+        monkeypatch.setattr(pool, "run", lambda tasks, on_event: [ended for _ in tasks])
+        compiler = Compiler(pool, ArtifactStore(cache.settings.artifacts), store, environment(0))
+        ((_, outcome),) = compiler.compile(wanted[:1])
+        assert outcome.status is Status.COMPILE_CRASHED
+        assert (store.known_bad(wanted[0].key) is None) == server_died
