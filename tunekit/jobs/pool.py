@@ -23,7 +23,7 @@ from tunekit.errors import TunekitError
 from tunekit.jobs import tree
 from tunekit.jobs.channel import Reader, encoded
 from tunekit.jobs.machine import worker_count
-from tunekit.jobs.task import Ending, Event, Limits, Task, TaskResult, conclude
+from tunekit.jobs.task import SERVER, Ending, Event, Limits, Task, TaskResult, conclude
 
 MARKER = "TUNEKIT_POOL"
 WARM_UP_LIMIT_S = 120.0
@@ -220,7 +220,7 @@ class Pool:
         how = f"the compile server died (signal {-code})" if code < 0 else f"the compile server exited with {code}"
         for name, (since, phase) in list(self._started.items()):
             spent = {phase: time.monotonic() - since}
-            self._finish(name, Ending(phase=phase, seconds=spent, signal=-code if code < 0 else None, stderr=how))
+            self._finish(name, Ending(phase=phase, seconds=spent, killed_for=SERVER, stderr=how))
         self._deaths += 1
         if self._deaths >= MOST_DEATHS:
             raise TunekitError(f"{how}, {self._deaths} times in a row; its last words: {self._zygote.last_words}")
