@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from tunekit.errors import words_of
 from tunekit.jobs.channel import encoded
 from tunekit.jobs.tree import become_subreaper, die_with_parent
 
@@ -30,8 +31,7 @@ def run(task: Mapping[str, Any], results: int, output: int, parent: int) -> NoRe
         message = encoded(_call(task, results))
     except BaseException as error:
         # The process's edge: whatever is thrown here ends as words in the result, SystemExit included.
-        words = str(error).strip() or "(no message)"
-        message = encoded({"error": f"{type(error).__name__}: {words}"})
+        message = encoded({"error": words_of(error)})
         traceback.print_exc()
     _write(results, message)
     os._exit(0)

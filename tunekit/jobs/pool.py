@@ -24,6 +24,7 @@ from tunekit.jobs import tree
 from tunekit.jobs.channel import Reader, encoded
 from tunekit.jobs.machine import worker_count
 from tunekit.jobs.task import SERVER, Ending, Event, Limits, Task, TaskResult, conclude
+from tunekit.launch import module_command
 
 MARKER = "TUNEKIT_POOL"
 WARM_UP_LIMIT_S = 120.0
@@ -61,6 +62,7 @@ class Pool:
         self._tasks: dict[str, Task] = {}
         self._started: dict[str, tuple[float, str]] = {}
         self._awaited: str | None = None
+        self._bereaved: set[str] = set()  # tasks that have lost a zygote
         self._paused = False
         self._deaths = 0
         self._closed = False
@@ -172,6 +174,7 @@ class Pool:
 
     def _cancel(self) -> None:
         self._tasks.clear()  # so that a zygote that dies now begins nothing again
+        self._bereaved.clear()
         self._ask("cancel", "cancelled")
         while self._started:
             self._pump(None)
@@ -210,15 +213,23 @@ class Pool:
 
     def _finish(self, name: str, ending: Ending) -> None:
         self._started.pop(name, None)
+        self._bereaved.discard(name)
         task = self._tasks.pop(name, None)
         if task is not None:
             self._results.append(conclude(task, ending))
 
     def _mourn(self) -> None:
-        """The zygote is dead: what it ran is reported, what it had not begun goes to a new one."""
+        """The zygote is dead: what it had not begun goes to a new one, and so, once, does what it ran.
+
+        Which of its tasks killed it, if any, shows when one is in a second zygote that dies.
+        """
         code = self._zygote.bury()
         how = f"the compile server died (signal {-code})" if code < 0 else f"the compile server exited with {code}"
         for name, (since, phase) in list(self._started.items()):
+            if name not in self._bereaved:
+                self._bereaved.add(name)
+                del self._started[name]
+                continue
             spent = {phase: time.monotonic() - since}
             self._finish(name, Ending(phase=phase, seconds=spent, killed_for=SERVER, stderr=how))
         self._deaths += 1
@@ -248,7 +259,7 @@ class _Zygote:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tunekit.jobs.zygote", str(theirs.fileno())],
+                module_command("tunekit.jobs.zygote", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
@@ -273,6 +284,8 @@ class _Zygote:
         while time.monotonic() < deadline:
             messages = self.receive(max(0.0, deadline - time.monotonic()))
             if messages is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(CLOSE_LIMIT_S)  # so that its own status is told
                 code = self.bury()
                 raise TunekitError(f"the compile server ended while starting (status {code}): {self.last_words}")
             for message in messages:

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from typing import Any, NoReturn
 
+from tunekit.errors import words_of
 from tunekit.jobs import child, tree
 from tunekit.jobs.channel import Reader, Writer, encoded
 from tunekit.jobs.running import Running
@@ -44,7 +45,7 @@ def main() -> None:
         _warm(start["warm"])
     except Exception as error:
         # The edge of the warm-up: an import may raise anything, and the pool must hear of it.
-        pool.sendall(encoded({"event": "failed", "reason": f"{type(error).__name__}: {error}"}))
+        pool.sendall(encoded({"event": "failed", "reason": words_of(error)}))
         return
     _outlive(pool)
     zygote = Zygote(pool, parent, int(start["workers"]))
