@@ -11,10 +11,11 @@ import pytest
 from tests.sweep.conftest import Cache, reference
 from tunekit import space
 from tunekit.arch import ARCHES
-from tunekit.compiling import DISAGREEMENT, Compiler, Unit, compile_outcome, units
+from tunekit.compiling import Compiler, Unit, compile_outcome, units
 from tunekit.environment import environment
 from tunekit.jobs import Pool, TaskResult
 from tunekit.model import Footprint, Stage, Status, Values
+from tunekit.probe import DISAGREEMENT
 from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
