@@ -175,6 +175,8 @@ class Pool:
     def _cancel(self) -> None:
         self._tasks.clear()
         self._bereaved.clear()
+        if not self._zygote.ready:  # it was told of no task yet, and its next message is "ready"
+            return
         self._ask("cancel", "cancelled")
         while self._started:
             self._pump(None)

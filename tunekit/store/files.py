@@ -20,7 +20,7 @@ def world_writable(path: Path) -> str | None:
 
     Its parent counts too, where anybody may replace it as a whole.
     """
-    for place, sticky_is_fine in ((path, False), (path.resolve().parent, True)):
+    for place, sticky_is_fine in ((path, False), (Path(os.path.realpath(path)).parent, True)):
         try:
             mode = place.stat().st_mode
         except OSError:
@@ -61,7 +61,7 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) ->
         lines = mounts.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    place = str(path.resolve())
+    place = os.path.realpath(path)  # unlike resolve(), raises for no loop of links
     best, kind = "", ""
     for line in lines:
         fields = line.split(" ")
