@@ -142,20 +142,28 @@ def test_a_user_s_directory_is_not_moved(tmp_path):
 
 
 def test_what_is_no_regular_file_is_neither_read_nor_moved(tmp_path, caplog):
-    """`--db /dev/null`, a pipe, links to nowhere and to itself: one clear sentence; nothing blocks, and nothing is renamed."""
-    pipe, dangling, null, loop = (tmp_path / f"{name}.db" for name in ("pipe", "dangling", "null", "loop"))
-    loop.symlink_to(loop)
+    """`--db /dev/null`, a pipe, a link to nowhere: one clear sentence; nothing blocks, and nothing is renamed."""
+    pipe, dangling, null = tmp_path / "pipe.db", tmp_path / "dangling.db", tmp_path / "null.db"
     os.mkfifo(pipe)
     dangling.symlink_to(tmp_path / "nowhere" / "t.db")
     null.symlink_to("/dev/null")
-    for path in (pipe, dangling, null, loop):
+    for path in (pipe, dangling, null):
         with pytest.raises(DatabaseError, match=path.name):
             Store.open(path)
         caplog.clear()
         assert read_winners(path, "fmha", "sm_90a") == []
         assert len(warnings_of(caplog)) == 1
         assert path.is_symlink() or path.is_fifo()
-    assert len(list(tmp_path.iterdir())) == 4 and os.path.exists("/dev/null")
+    assert len(list(tmp_path.iterdir())) == 3 and os.path.exists("/dev/null")
+
+
+def test_a_link_to_itself_is_moved_aside(tmp_path, caplog):
+    loop = tmp_path / "loop.db"
+    loop.symlink_to(loop)
+    assert read_winners(loop, "fmha", "sm_90a") == []
+    with Store.open(loop) as store:
+        assert store.winners() == []
+    assert loop.is_file() and sum("damaged" in line for line in warnings_of(caplog)) == 1
 
 
 @pytest.mark.parametrize("place", ["file/t.db", "file/deeper/t.db", "x" * 300 + ".db"])
