@@ -129,3 +129,12 @@ def test_a_child_that_closes_its_pipe(light_pool, call):
     (result,) = light_pool(trace_s=10).run([call("close_everything", seconds=0.5)])
     assert result.status is Status.COMPILE_CRASHED
     assert "left no result" in result.reason
+
+
+def test_nonsense_in_the_pipe_is_no_message(light_pool, call):
+    """A task that writes into descriptors that are not its own harms no other, nor the zygote."""
+    pool = light_pool(workers=2)
+    zygote = pool.zygote_pid
+    results = list(pool.run([call("scribble"), call("sleep", seconds=0.3), call("scribble"), call("echo")]))
+    assert [result.status for result in results] == [Status.OK] * 4
+    assert pool.zygote_pid == zygote

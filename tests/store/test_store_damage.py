@@ -12,7 +12,7 @@ import pytest
 from store_values import H200, fork, make_bad, make_trial, make_winner, wait_all, warnings_of
 
 from tunekit.errors import DatabaseError
-from tunekit.store import readonly, rows, writing
+from tunekit.store import connection, readonly, rows, writing
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store, read_records
 from tunekit.store.migrations import APPLICATION_ID, STEPS
@@ -95,6 +95,21 @@ def test_8_processes_meet_the_same_damage(database):
     with Store.open(database) as store:
         assert len(store.trials()) == 40
     assert len(list(database.parent.glob("tunekit.db.damaged-*"))) == 1
+
+
+def test_another_process_moves_the_damage_first(database, monkeypatch):
+    """Case 27: the file is gone between the look at it and its opening; a new one is made, and no error."""
+    full(database)
+    connect = connection.connect
+
+    def late(path, **how):
+        monkeypatch.setattr(connection, "connect", connect)
+        os.rename(path, path.with_name("elsewhere.db"))
+        return connect(path, **how)
+
+    monkeypatch.setattr(connection, "connect", late)
+    with Store.open(database) as store:
+        assert store.trials() == []
 
 
 def test_damage_that_shows_in_mid_run(database, caplog):

@@ -142,12 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TunekitError as error:
         _complain(f"tunekit: {_one_line(error)}")
         return 1
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # `tunekit list | head`: the reader has seen enough
+            _discard_output()
+            return 128 + signal.SIGPIPE
+        _complain(f"tunekit: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return 2
     except (click.Abort, KeyboardInterrupt):
         _complain("tunekit: interrupted")
         return 128 + interruption.number
-    except BrokenPipeError:  # `tunekit list | head`: the reader has seen enough
-        _discard_output()
-        return 128 + signal.SIGPIPE
 
 
 def _ready_the_streams() -> None:

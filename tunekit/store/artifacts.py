@@ -192,7 +192,8 @@ class ArtifactStore:
         except OSError as error:
             raise DatabaseError(f"can't write {self.root}: {error.strerror}") from error
         try:
-            yield directory
+            with files.used(directory):
+                yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
