@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from tunekit.settings import (
 )
 from tunekit.space import compile_key, declared_footprint
 from tunekit.spec import KernelSpec
-from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.artifacts import ArtifactStore, NothingToKeep
 from tunekit.store.database import Store
 
 REMEMBERED = frozenset({Status.COMPILE_TIMEOUT, Status.COMPILE_CRASHED, Status.COMPILE_OUT_OF_MEMORY})
@@ -213,16 +213,8 @@ class Compiler:
 
     def _keep(self, unit: Unit, result: TaskResult) -> Outcome:
         outcome = compile_outcome(result, unit.declared)
-        if outcome.ok and result.value is not None:
-            artifact = self.artifacts.put(
-                unit.key,
-                unit.symbol,
-                {role: Path(path) for role, path in result.value["files"].items()},
-                footprint=outcome.footprint,
-                facts=outcome.facts,
-                seconds=outcome.seconds,
-            )
-            outcome = dataclasses.replace(outcome, artifact=str(artifact.files["so"]))
+        if outcome.ok:
+            outcome = self._stored(unit, result, outcome)
         if self.store is not None:
             self.store.record(Trial(unit.variant, unit.static, unit.key, outcome, self.environment, sweep=self.sweep))
             if outcome.status in REMEMBERED and not result.server_died:
@@ -241,6 +233,25 @@ class Compiler:
             elif outcome.ok:
                 self.store.forget_bad(compile_key=unit.key)
         return outcome
+
+    def _stored(self, unit: Unit, result: TaskResult, outcome: Outcome) -> Outcome:
+        """The outcome of a compile that calls itself ok, once its artifact is kept."""
+        files = (result.value or {}).get("files")
+        try:
+            if not isinstance(files, Mapping) or "so" not in files:
+                raise NothingToKeep("it names no kernel")
+            artifact = self.artifacts.put(
+                unit.key,
+                unit.symbol,
+                {role: Path(path) for role, path in files.items()},
+                footprint=outcome.footprint,
+                facts=outcome.facts,
+                seconds=outcome.seconds,
+            )
+        except NothingToKeep as error:
+            reason = f"the compile ended well and left no kernel: {error}"
+            return dataclasses.replace(outcome, status=Status.COMPILE_ERROR, reason=reason)
+        return dataclasses.replace(outcome, artifact=str(artifact.files["so"]))
 
 
 def cached_outcome(artifact: Artifact) -> Outcome:

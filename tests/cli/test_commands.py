@@ -207,3 +207,9 @@ def test_where_nothing_is_valid_the_constraint_is_blamed(tunekit, tmp_path, comm
     assert done.status == status
     assert "Traceback" not in done.err
     assert "forbids" in done.out + done.err or "tunekit explain says why" in done.out
+
+
+def test_a_place_that_no_file_system_takes_is_one_line(shell, scale):
+    done = shell("-m", "tunekit", "sweep", scale, "-p", "rows=8", TUNEKIT_CACHE="/tmp/" + "d" * 300)
+    assert (done.status, done.out) == (2, "")
+    assert "File name too long" in done.err and done.err.count("\n") == 1

@@ -118,6 +118,37 @@ def test_real_failures_are_grouped_and_the_command_reproduces_one(environ):
     assert "1 x trace_error: ValueError: tile 0 does not divide 64" in repeated.stdout
 
 
+def test_the_command_reproduces_what_is_only_remembered(environ):
+    """Case 61 for a variant that is skipped as known_bad: the command printed makes it hang again."""
+    command = [sys.executable, "-m", "tunekit", "compile", f"{SLOW}:shell_hang", "--trace-timeout", "1"]
+    for _ in range(2):
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert "1 x known_bad" in done.stdout
+    again = re.search(r"again: tunekit (.*)", done.stdout)[1].split()
+    command = [sys.executable, "-m", "tunekit", *again, "--trace-timeout", "1"]
+    repeated = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert "1 x compile_timeout" in repeated.stdout
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full", "2>&1 >&- | true"])
+def test_a_stream_that_takes_nothing_does_not_stop_the_work(environ, closed):
+    """Whoever stops watching loses no result."""
+    script = f"{sys.executable} -m tunekit compile {SLOW}:shell_hang --trace-timeout 1 {closed}"
+    subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, timeout=60)
+    assert compile_trials(environ) == 1
+
+
+def test_a_command_without_stdout_or_an_encoding_for_its_words(environ, tmp_path):
+    spec = tmp_path / "named.py"
+    spec.write_text(Path(SLOW).read_text().replace('"shell_hang"', '"gr\u00f6\u00dfe"'), encoding="utf-8")
+    script = f"{sys.executable} -m tunekit list {spec}:gr\u00f6\u00dfe"
+    environ |= {"PYTHONIOENCODING": "ascii"}
+    for closed, said in ((">&-", ""), ("", "gr\\xf6\\xdfe")):
+        done = subprocess.run(["bash", "-c", f"{script} {closed}"], env=environ, capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert said in done.stdout.decode("ascii")
+
+
 def test_what_is_cached_is_not_compiled_again_unless_forced(environ):
     """Cases 19 and 63: a second process compiles nothing; --force compiles all."""
     variant = json.loads(

@@ -137,3 +137,12 @@ def test_what_can_t_be_a_result(light_pool, call, what, words):
     (result,) = light_pool().run([call("return_wrongly", what=what)])
     assert result.status is Status.TRACE_ERROR
     assert words in result.reason
+
+
+def test_nonsense_in_the_pipe_is_no_message(light_pool, call):
+    """A task that writes into descriptors that are not its own harms no other, nor the zygote."""
+    pool = light_pool(workers=2)
+    zygote = pool.zygote_pid
+    results = list(pool.run([call("scribble"), call("sleep", seconds=0.3), call("scribble"), call("echo")]))
+    assert [result.status for result in results] == [Status.OK] * 4
+    assert pool.zygote_pid == zygote

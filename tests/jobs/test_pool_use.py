@@ -153,6 +153,20 @@ def test_an_innocent_task_survives_a_killed_zygote(light_pool, call):
     assert killed
 
 
+def test_an_interrupted_warm_up(light_pool, call, monkeypatch):
+    """Ctrl-C while the zygote starts leaves a pool that closes, and that still works."""
+    pool = light_pool()
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._zygote, "receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(pool.run([call("echo")]))
+    assert next(pool.run([call("echo")])).ok
+
+
 def test_a_warm_up_that_fails_is_one_sentence():
     with Pool(warm=("no_such",)) as pool, pytest.raises(TunekitError, match="unknown backend 'no_such'"):
         pool.warm_up  # noqa: B018

@@ -175,6 +175,20 @@ def test_gc_removes_nothing_where_it_cannot_know(database, artifacts, kernel):
         assert artifacts.get("abc") is not None
 
 
+def test_gc_spares_what_a_process_works_in(database, artifacts, kernel):
+    """However old and whatever age is given: a long compile's directory and lock, and what was just published."""
+    with Store.open(database), artifacts.scratch() as directory, artifacts.lock("busy") as held:
+        assert held
+        artifacts.put("fresh", "fresh", kernel())
+        (directory / "kernel.c").write_bytes(b"x")
+        old = time.time() - 100 * DAY_S
+        for pattern in ("scratch/*", "locks/*/*"):
+            for path in artifacts.root.glob(pattern):
+                os.utime(path, (old, old))
+        assert gc([database], artifacts, older_than_days=0).removed == ()
+        assert directory.is_dir()
+
+
 def test_gc_beside_compiles(database, artifacts, kernel, tmp_path):
     """What is being published is young: gc beside 4 writers removes none of it."""
     with Store.open(database) as store:

@@ -12,7 +12,7 @@ import pytest
 from store_values import H200, fork, make_bad, make_trial, make_winner, wait_all, warnings_of
 
 from tunekit.errors import DatabaseError
-from tunekit.store import readonly, rows, writing
+from tunekit.store import connection, readonly, rows, writing
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store, read_records
 from tunekit.store.migrations import APPLICATION_ID, STEPS
@@ -97,6 +97,21 @@ def test_8_processes_meet_the_same_damage(database):
     assert len(list(database.parent.glob("tunekit.db.damaged-*"))) == 1
 
 
+def test_another_process_moves_the_damage_first(database, monkeypatch):
+    """Case 27: the file is gone between the look at it and its opening; a new one is made, and no error."""
+    full(database)
+    connect = connection.connect
+
+    def late(path, **how):
+        monkeypatch.setattr(connection, "connect", connect)
+        os.rename(path, path.with_name("elsewhere.db"))
+        return connect(path, **how)
+
+    monkeypatch.setattr(connection, "connect", late)
+    with Store.open(database) as store:
+        assert store.trials() == []
+
+
 def test_damage_that_shows_in_mid_run(database, caplog):
     """Case 27: pages overwritten while the store is open: moved aside, the trial in flight goes to the new one."""
     full(database)
@@ -155,6 +170,15 @@ def test_what_is_no_regular_file_is_neither_read_nor_moved(tmp_path, caplog):
         assert len(warnings_of(caplog)) == 1
         assert path.is_symlink() or path.is_fifo()
     assert len(list(tmp_path.iterdir())) == 3 and os.path.exists("/dev/null")
+
+
+def test_a_link_to_itself_is_moved_aside(tmp_path, caplog):
+    loop = tmp_path / "loop.db"
+    loop.symlink_to(loop)
+    assert read_winners(loop, "fmha", "sm_90a") == []
+    with Store.open(loop) as store:
+        assert store.winners() == []
+    assert loop.is_file() and sum("damaged" in line for line in warnings_of(caplog)) == 1
 
 
 @pytest.mark.parametrize("place", ["file/t.db", "file/deeper/t.db", "x" * 300 + ".db"])

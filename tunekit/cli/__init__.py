@@ -7,13 +7,13 @@ after Ctrl-C and SIGTERM.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from types import FrameType
 
 import click
@@ -89,7 +89,7 @@ class Interruption:
     def __init__(self) -> None:
         self.number = int(signal.SIGINT)
 
-    @contextmanager
+    @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """For the time of the context, SIGTERM and SIGHUP (unless nohup ignores it) interrupt as SIGINT does."""
 
@@ -118,7 +118,7 @@ INTERRUPTION = click.make_pass_decorator(Interruption, ensure=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     interruption = Interruption()
-    _escape_what_cannot_be_encoded()
+    _ready_the_streams()
     try:
         with interruption.watch():
             status = tunekit.main(
@@ -131,30 +131,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "tunekit"
-        click.echo(f"tunekit: {error.format_message()} (see {command} --help)", err=True)
+        _complain(f"tunekit: {error.format_message()} (see {command} --help)")
         return 2
     except click.ClickException as error:
-        click.echo(f"tunekit: {error.format_message()}", err=True)
+        _complain(f"tunekit: {error.format_message()}")
         return 2
     except UserError as error:
-        click.echo(f"tunekit: {_one_line(error)}", err=True)
+        _complain(f"tunekit: {_one_line(error)}")
         return 2
     except TunekitError as error:
-        click.echo(f"tunekit: {_one_line(error)}", err=True)
+        _complain(f"tunekit: {_one_line(error)}")
         return 1
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # `tunekit list | head`: the reader has seen enough
+            _discard_output()
+            return 128 + signal.SIGPIPE
+        _complain(f"tunekit: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return 2
     except (click.Abort, KeyboardInterrupt):
-        click.echo("tunekit: interrupted", err=True)
+        _complain("tunekit: interrupted")
         return 128 + interruption.number
-    except BrokenPipeError:  # `tunekit list | head`: the reader has seen enough
-        _discard_output()
-        return 128 + signal.SIGPIPE
 
 
-def _escape_what_cannot_be_encoded() -> None:
-    """A name in another alphabet shows as escapes on an ASCII terminal, instead of ending the command."""
+def _ready_the_streams() -> None:
+    """What was started without stdout or stderr writes nowhere; a name that can't be encoded shows as escapes."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError):  # the exit status says it too
+        click.echo(text, err=True)
 
 
 def _flush() -> None:

@@ -130,7 +130,7 @@ def verify(file: Path | None, db: Path | None, as_json: bool) -> int:
 
 @db.command()
 @click.option("--older-than", "days", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
-              help="Spare what is younger.")  # fmt: skip
+              help="Spare what is younger; an hour at least.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @options.db_option
 @options.json_option

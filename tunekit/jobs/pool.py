@@ -176,6 +176,8 @@ class Pool:
     def _cancel(self) -> None:
         self._tasks.clear()  # so that a zygote that dies now begins nothing again
         self._bereaved.clear()
+        if not self._zygote.ready:  # it was told of no task yet, and its next message is "ready"
+            return
         self._ask("cancel", "cancelled")
         while self._started:
             self._pump(None)

@@ -45,9 +45,11 @@ class Running:
         """
         begun: list[tuple[str, float]] = []
         for message in self._reader.messages():
-            if "phase" in message and message["phase"] != self._phase:
-                begun.append(self._enter(str(message["phase"]), float(message["at"]) - skew))
-            elif "value" in message:
+            phase, at = message.get("phase"), message.get("at")
+            if isinstance(phase, str) and isinstance(at, float):
+                if phase != self._phase:
+                    begun.append(self._enter(phase, at - skew))
+            elif isinstance(message.get("value"), dict):
                 self._value = message["value"]
             elif "error" in message:
                 self._error = str(message["error"])

@@ -40,22 +40,29 @@ def progress_display(stream: TextIO, *, plain: bool | None = None, quiet: bool =
 
 
 class PlainProgress:
-    """One line for each thing worth knowing; no escapes, no carriage returns."""
+    """One line for each thing worth knowing; no escapes, no carriage returns.
+
+    Falls silent when `stream` takes no more (a reader that left, a full disk): work goes on unwatched.
+    """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
         self._told: set[str] = set()
+        self._silent = False
         self._last_line_s = clock()
 
     def __call__(self, event: SweepEvent) -> None:
         text = self._text(event)
         if text is None and event.running and self._clock() - self._last_line_s >= HEARTBEAT_S:
             text = "still running: " + "; ".join(_running_line(running) for running in event.running[:SHOWN_RUNNING])
-        if text is not None:
-            self._stream.write(" ".join(text.split()) + "\n")
-            self._stream.flush()
+        if text is not None and not self._silent:
             self._last_line_s = self._clock()
+            try:
+                self._stream.write(" ".join(text.split()) + "\n")
+                self._stream.flush()
+            except OSError:
+                self._silent = True
 
     def _text(self, event: SweepEvent) -> str | None:
         if event.kind == "finished":

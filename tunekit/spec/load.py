@@ -92,7 +92,7 @@ def _one_of(path: Path, wanted: str) -> KernelSpec:
 
 def specs_in(path: Path) -> list[KernelSpec]:
     """Every KernelSpec bound at a spec file's module level, also inside a list or tuple."""
-    module = _import(path.resolve())
+    module = _import(Path(os.path.realpath(path)))
     found: list[KernelSpec] = []
     for value in vars(module).values():
         for item in value if isinstance(value, (list, tuple)) else [value]:
@@ -163,7 +163,7 @@ def _place(path: Path, error: BaseException, field: str | None) -> str:
 def _line_naming(path: Path, field: str, start: int) -> int | None:
     """The first line from `start` on, within the statement there, of the string or keyword `field`."""
     lines: set[int] = set()
-    for statement in ast.walk(ast.parse(path.read_text())):
+    for statement in ast.walk(ast.parse(path.read_bytes())):
         if not isinstance(statement, ast.stmt) or isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
             continue
         if statement.lineno <= start <= (statement.end_lineno or start):

@@ -41,6 +41,10 @@ class NewerError(rows.RowError):
     """A manifest of a later format: a miss, but left where it is."""
 
 
+class NothingToKeep(DatabaseError):
+    """A file to be stored is not there: whoever made it is at fault, not the store."""
+
+
 class ArtifactStore:
     """The artifacts under one directory, shared by any number of processes.
 
@@ -127,17 +131,23 @@ class ArtifactStore:
         """Publish the files of a key, in place of what it had; the files given are copied.
 
         Raises:
+            NothingToKeep: a file given can't be read.
             DatabaseError: the store can't be written or is refused, or a name is not one.
         """
         manifest = self.manifest(key)
         refused = self.refused()
         if refused:
             raise DatabaseError(f"can't keep artifacts: {refused}")
+        contents: dict[str, bytes] = {}
+        for role, source in files_by_role.items():
+            try:
+                contents[role] = Path(source).read_bytes()
+            except OSError as error:
+                raise NothingToKeep(f"can't read {source}: {error.strerror}") from error
         try:
             scratch = self._directory("scratch")
             hashes: dict[str, str] = {}
-            for role, source in files_by_role.items():
-                content = Path(source).read_bytes()
+            for role, content in contents.items():
                 hashes[role] = hashlib.sha256(content).hexdigest()
                 target = self._object(hashes[role], role)
                 files.publish(content, target, scratch, 0o755 if role == "so" else 0o644)
@@ -182,7 +192,8 @@ class ArtifactStore:
         except OSError as error:
             raise DatabaseError(f"can't write {self.root}: {error.strerror}") from error
         try:
-            yield directory
+            with files.used(directory):
+                yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 

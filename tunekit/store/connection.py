@@ -177,7 +177,7 @@ def open_database(
     distrust = files.world_writable(path) or files.foreign_owner(path) or files.foreign_owner(path.parent)
     if distrust:
         log.warning("%s; its tuning results may be anybody's", distrust)
-    for _ in range(3):
+    for _ in range(4):
         if not os.path.lexists(path):
             if not create_missing:
                 raise DatabaseError(f"no database {path}; `tunekit sweep` makes it, --db or TUNEKIT_DB names another")
@@ -189,6 +189,8 @@ def open_database(
         damage = damage_of(path, vfs=vfs)
         if damage:
             move_aside(path, vfs=vfs)
+            continue
+        if not os.path.lexists(path):
             continue
         if not os.access(path, os.W_OK):
             raise cannot_write(path, "no permission to write the file")
@@ -238,7 +240,7 @@ def damage_of(path: Path, *, vfs: str | None = None, thorough: bool = False) -> 
     except sqlite3.DatabaseError as error:
         if is_damage(error):
             return str(error)
-        if not is_busy(error):
+        if not is_busy(error) and os.path.lexists(path):  # else another process has just moved it aside
             raise cannot_write(path, error) from error
     return None
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ASIDE_MARK = ".damaged-"
@@ -20,7 +22,7 @@ def world_writable(path: Path) -> str | None:
 
     Its parent counts too, where anybody may replace it as a whole.
     """
-    for place, sticky_is_fine in ((path, False), (path.resolve().parent, True)):
+    for place, sticky_is_fine in ((path, False), (Path(os.path.realpath(path)).parent, True)):
         try:
             mode = place.stat().st_mode
         except OSError:
@@ -61,7 +63,7 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) ->
         lines = mounts.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    place = str(path.resolve())
+    place = os.path.realpath(path)  # unlike resolve(), raises for no loop of links
     best, kind = "", ""
     for line in lines:
         fields = line.split(" ")
@@ -72,6 +74,35 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) ->
         if under and len(mount) >= len(best):  # the later one of two mounts on a place is on top
             best, kind = mount, fields[2]
     return kind if kind in _NETWORK_TYPES else None
+
+
+@contextlib.contextmanager
+def used(directory: Path) -> Iterator[None]:
+    """Marks a directory as in use, for as long as the context or until this process dies."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
+def in_use(path: Path) -> bool:
+    """Whether a living process marks a directory as in use, or holds a lock file."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def fresh_name() -> str:

@@ -17,6 +17,8 @@ from tunekit.store.readonly import UnreadableError, reading
 from tunekit.store.verify import current_artifacts
 
 DAY_S = 86400.0
+# What a sweep has just published and is about to record, whatever age the caller allows.
+YOUNG_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,18 @@ def gc(
     dry_run: bool = False,
     now_s: float | None = None,
 ) -> Collected:
-    """Remove what nothing refers to and that is older than `older_than_days`.
+    """Remove what nothing refers to and that is older than `older_than_days`, and than an hour in any case.
 
     Kept whatever its age: each artifact of a current winner of any of
     `databases`. Kept while young: artifacts that trials refer to or that were
     published lately, unfinished scratch work, what was moved aside (also beside
-    the databases), idle lock files.
+    the databases), idle lock files. Kept while in use: scratch work of any process.
 
     Raises:
         DatabaseError: a database can't be read, so what it refers to isn't known: nothing is removed.
     """
     present = time.time() if now_s is None else now_s
-    horizon = present - older_than_days * DAY_S
+    horizon = present - max(older_than_days * DAY_S, YOUNG_S)
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(horizon))
     referenced: set[str] = set()
     for database in databases:
@@ -72,7 +74,7 @@ def gc(
     doomed, kept = _unreferenced(artifacts, referenced, horizon)
     root = artifacts.root
     for pattern in ("scratch/*", "quarantine/*", "locks/*/*.lock"):
-        doomed += [path for path in root.glob(pattern) if _older(path, horizon)]
+        doomed += [path for path in root.glob(pattern) if _older(path, horizon) and not files.in_use(path)]
     for database in databases:
         pattern = f"{database.name}*{files.ASIDE_MARK}*"
         doomed += [path for path in database.parent.glob(pattern) if _older(path, horizon)]

@@ -40,7 +40,7 @@ def shipped_winners(spec: str, arch: str, *, version: int | None = None, directo
     path = shipped_file(spec, arch, directory)
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeEncodeError):  # a name that this locale has no bytes for is no file
         return []
     except OSError as error:
         log.warning("%s can't be read (%s); no shipped winner is used", path, error.strerror)

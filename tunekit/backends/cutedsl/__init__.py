@@ -108,13 +108,13 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
                 return gate.report
             raise
         finally:
-            (out / "compiler.log").write_text(log.getvalue())
+            (out / "compiler.log").write_text(log.getvalue(), encoding="utf-8", errors="replace")
         ptx, cubin = out / "kernel.ptx", out / "kernel.cubin"
         _collect(dump, "*.ptx", ptx)
         phase("ptxas", ptx.stat().st_mtime)
         _collect(dump, "*.cubin", cubin)
     phase("export")
-    code, binary = ptx.read_text(), cubin.read_bytes()
+    code, binary = ptx.read_text(encoding="utf-8"), cubin.read_bytes()
     footprint, facts = machine_code.read(kernel.ir_module, code, binary, log.getvalue())
     wrong = machine_code.wrong_arch(binary, code, build.arch) or footprint.misfit(build.arch)
     if wrong:

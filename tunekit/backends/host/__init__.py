@@ -36,7 +36,7 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
     out = Path(request.out_dir)
     out.mkdir(parents=True, exist_ok=True)
     text, so = out / "kernel.c", out / "kernel.so"
-    text.write_text(source)
+    text.write_text(source, encoding="utf-8")
     command = [
         _compiler(),
         *OPTIONS,
