@@ -108,7 +108,7 @@ def test_both_flavours_compile_and_export_within_budget(arch: str, head_dim: int
     results = run([unit for unit, _ in wanted], tmp_path, trace_only=False)
     instruction = "wgmma.mma_async" if arch == "sm_90a" else "tcgen05.mma"
     for unit, p in wanted:
-        outcome = compile_outcome(results[unit.key])
+        outcome = compile_outcome(results[unit.key], declared(unit.variant, p))
         assert outcome.status is Status.OK, outcome.reason
         assert not declared(unit.variant, p).disagreements(outcome.footprint)
         assert (outcome.footprint.spill_bytes or 0) <= 16
