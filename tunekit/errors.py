@@ -6,6 +6,17 @@ measurement is data: an :class:`~tunekit.model.Outcome` with a status.
 
 from __future__ import annotations
 
+NO_MESSAGE = "(no message)"
+
+
+def words_of(error: BaseException) -> str:
+    """``Kind: message``, for anything that foreign code raises, also where its message can't be had."""
+    try:
+        words = str(error).strip()
+    except Exception as other:  # a user's own __str__ may raise anything
+        words = f"(its message fails with {type(other).__name__})"
+    return f"{type(error).__name__}: {words or NO_MESSAGE}"
+
 
 class TunekitError(Exception):
     """Base of everything that tunekit raises."""

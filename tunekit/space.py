@@ -6,18 +6,22 @@ The predicate here is the only one: list, sweep, probe and dispatch all ask
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunekit import identity
 from tunekit.arch import ARCHES, Arch, parse_arch
-from tunekit.errors import SpecError, UserError
+from tunekit.errors import SpecError, UserError, words_of
 from tunekit.model import Footprint, Values, Variant
 from tunekit.spec import Constraint, Implementation, KernelSpec
 
-# What a spec's small functions raise when they are wrong: misspelt names, wrong types, divisions by zero.
-SPEC_MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
+# What a spec's own functions may raise when they are wrong: anything, sys.exit() included.
+SPEC_MISTAKES = (Exception, SystemExit)
+# A space beyond this takes minutes and gigabytes to list.
+MOST_POINTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -89,14 +93,27 @@ def broken(implementation: Implementation, problem: Values, tunables: Values) ->
         try:
             holds = constraint.holds(point)
         except SPEC_MISTAKES as error:
-            raise _mistake(error, implementation, f"constraint {constraint.name}", point) from error
+            raise _mistake(words_of(error), implementation, f"constraint {constraint.name}", point) from error
+        if holds is None:
+            raise _mistake(
+                "it returned None, not True or False", implementation, f"constraint {constraint.name}", point
+            )
         if not holds:
             return constraint
     return None
 
 
 def points(implementation: Implementation) -> Iterator[Values]:
-    """Every combination of tunables, the last one varying fastest."""
+    """Every combination of tunables, the last one varying fastest.
+
+    Raises:
+        SpecError: there are too many to list.
+    """
+    count = math.prod(len(tunable.values) for tunable in implementation.tunables)
+    if count > MOST_POINTS:
+        sizes = " x ".join(f"{tunable.name} {len(tunable.values)}" for tunable in implementation.tunables)
+        words = f"{count} combinations of tunables ({sizes}); at most {MOST_POINTS} can be listed"
+        raise SpecError(words, field=implementation.name)
     names = [tunable.name for tunable in implementation.tunables]
     for combination in itertools.product(*(tunable.values for tunable in implementation.tunables)):
         yield Values(dict(zip(names, combination, strict=True)))
@@ -150,13 +167,21 @@ def declared_footprint(implementation: Implementation, arch: Arch, problem: Valu
         return Footprint()
     point = problem.merged(tunables)
     try:
-        return implementation.footprint(point, arch)
+        footprint = implementation.footprint(point, arch)
     except SPEC_MISTAKES as error:
-        raise _mistake(error, implementation, "footprint", point) from error
+        raise _mistake(words_of(error), implementation, "footprint", point) from error
+    if not isinstance(footprint, Footprint):
+        words = f"it returned {type(footprint).__name__}, not a Footprint"
+        raise _mistake(words, implementation, "footprint", point)
+    for field in dataclasses.fields(footprint):
+        need = getattr(footprint, field.name)
+        if need is not None and (type(need) is not int or need < 0):
+            raise _mistake(f"{field.name} is {need!r}, not an int from 0", implementation, "footprint", point)
+    return footprint
 
 
-def _mistake(error: Exception, implementation: Implementation, what: str, point: Values) -> SpecError:
-    return SpecError(f"{what} fails for {point}: {type(error).__name__}: {error}", field=implementation.name)
+def _mistake(words: str, implementation: Implementation, what: str, point: Values) -> SpecError:
+    return SpecError(f"{what} fails for {point}: {words}", field=implementation.name)
 
 
 def misfit(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> str | None:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "tunekit"
 # Lowest first. A module imports only from lower layers; a plain module also from
 # those named before it in its own layer; a package never from a sibling.
 LAYERS = (
-    ("errors", "model", "progress"),
+    ("errors", "launch", "model", "progress"),
     ("arch", "settings", "identity", "environment"),
     ("spec",),
     ("space", "probe", "backends"),

@@ -104,6 +104,10 @@ def test_a_workload_is_its_distinct_problems_most_frequent_first(spec, tmp_path,
         ('{"rows": [8]}', 1, "rows is [8]"),
         ('{"rows": 8.5}', 1, "float, not int"),
         ('{"rows": 8, "cols": 7}', 1, "7 is not allowed"),
+        ('{"rows": 8}\n{"rows": 8, "rows": 9}', 2, "gives rows twice"),
+        ('{"rows": 8}\n{"rows": ' + "9" * 5000 + "}", 2, "4300 digits"),
+        ('{"rows": 8}\n' + "[" * 100_000, 2, "nested too deeply"),
+        ("[" * 100_000, 1, "nested too deeply"),
     ],
 )
 def test_a_malformed_workload_names_file_and_line(tunekit, scale, tmp_path, monkeypatch, text, line, said):
@@ -121,6 +125,12 @@ def test_a_workload_that_holds_nothing(spec, tmp_path, content, said):
     path.write_bytes(content)
     with pytest.raises(UserError, match=said):
         problems.problems(spec, (), path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_workload(spec, tmp_path):
+    path = tmp_path / "w.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"rows": 8}\n')
+    assert [values.rows for values in problems.problems(spec, (), path)] == [8]
 
 
 def test_an_absent_workload_and_both_ways_at_once(spec, tmp_path):

@@ -129,3 +129,11 @@ def test_a_child_that_closes_its_pipe(light_pool, call):
     (result,) = light_pool(trace_s=10).run([call("close_everything", seconds=0.5)])
     assert result.status is Status.COMPILE_CRASHED
     assert "left no result" in result.reason
+
+
+@pytest.mark.parametrize(("what", "words"), [("list", "returned list, not a dict"), ("nan", "not JSON compliant")])
+def test_what_can_t_be_a_result(light_pool, call, what, words):
+    """A wrong type or a NaN is the entry's error, in words."""
+    (result,) = light_pool().run([call("return_wrongly", what=what)])
+    assert result.status is Status.TRACE_ERROR
+    assert words in result.reason

@@ -116,20 +116,41 @@ def test_two_tasks_of_one_name(light_pool, call):
 
 
 def test_a_killed_zygote_is_replaced(light_pool, call, tmp_path, wait_for, all_gone):
-    """What it ran is reported, its children go with it, and what it had not begun runs in a new one."""
+    """What it ran is tried once more, then reported, and its children gone; the rest runs in a new one."""
     pids = tmp_path / "pids"
     pool = light_pool(workers=1)
     tasks = [call("kill_parent"), call("echo"), call("hang", pids=str(pids), children=[["setsid", "sleep", "600"]])]
-    results = pool.run(tasks)
+    numbers = []
+
+    def kill_twice(event):
+        if event.task == tasks[2].id and event.kind == "started":
+            numbers.extend(wait_for(pids, 2))
+            pids.unlink()
+            os.kill(pool.zygote_pid, signal.SIGKILL)
+
+    results = pool.run(tasks, kill_twice)
     first, second = next(results), next(results)
     assert (first.id, first.status) == (tasks[0].id, Status.COMPILE_CRASHED)
     assert "the compile server died (signal 9)" in first.reason and first.server_died
     assert second.ok
-    numbers = wait_for(pids, 2)
-    os.kill(pool.zygote_pid, signal.SIGKILL)
     third = next(results)
     assert (third.id, third.status) == (tasks[2].id, Status.COMPILE_CRASHED)
     all_gone(numbers, within_s=1.0)
+
+
+def test_an_innocent_task_survives_a_killed_zygote(light_pool, call):
+    """Nothing is said against a task that merely ran when something else killed the compile server."""
+    pool = light_pool(workers=2)
+    tasks = [call("sleep", seconds=0.6), call("sleep", seconds=0.6)]
+    killed = []
+
+    def kill_once(event):
+        if event.kind == "started" and not killed:
+            killed.append(pool.zygote_pid)
+            os.kill(pool.zygote_pid, signal.SIGKILL)
+
+    assert [result.status for result in pool.run(tasks, kill_once)] == [Status.OK, Status.OK]
+    assert killed
 
 
 def test_a_warm_up_that_fails_is_one_sentence():

@@ -141,3 +141,48 @@ def test_list_sweep_probe_and_dispatch_agree_on_the_valid_set(a, b, c, rules, n,
     assert all((space.serves(spec, p.variant, problem) is None) == (p.dropped_by is None) for p in points)
     default = space.default_variant(spec, HOST, problem)
     assert default is None or default in expansion.variants
+
+
+def raises(error):
+    def function(*arguments):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(7), RecursionError("deep"), OSError("no file")])
+def test_whatever_a_specs_own_function_raises_is_its_mistake(error):
+    spec = make_spec({"a": (1,)}, constraints=(Constraint("c", "why", raises(error)),))
+    with pytest.raises(SpecError, match=f"constraint c fails for .*{type(error).__name__}"):
+        space.expand(spec, HOST, Values(n=1))
+    spec = make_spec({"a": (1,)}, footprint=raises(error))
+    with pytest.raises(SpecError, match=f"footprint fails for .*{type(error).__name__}"):
+        space.default_variant(spec, HOST, Values(n=1))
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "it returned NoneType, not a Footprint"),
+        ("1 KiB", "it returned str, not a Footprint"),
+        (Footprint(smem_bytes=-1), "smem_bytes is -1, not an int from 0"),
+        (Footprint(threads=1.5), "threads is 1.5, not an int from 0"),
+        (Footprint(threads=True), "threads is True, not an int from 0"),
+    ],
+)
+def test_a_footprint_that_is_none(returned, said):
+    spec = make_spec({"a": (1,)}, footprint=lambda v, arch: returned)
+    with pytest.raises(SpecError, match=said):
+        space.default_variant(spec, HOST, Values(n=1))
+
+
+def test_a_constraint_without_a_return_drops_nothing_silently():
+    spec = make_spec({"a": (1,)}, constraints=(Constraint("c", "why", lambda v: None),))
+    with pytest.raises(SpecError, match=r"constraint c fails for .*it returned None"):
+        space.expand(spec, HOST, Values(n=1))
+
+
+def test_a_space_too_large_to_list_is_refused_at_once():
+    spec = make_spec({name: range(30) for name in "abcdefgh"})
+    with pytest.raises(SpecError, match=r"656100000000 combinations of tunables \(a 30 x b 30 x"):
+        space.expand(spec, HOST, Values(n=1))

@@ -25,6 +25,8 @@ MALFORMED = [
     ("a dtype axis without values", '"dtype", values=("float32",)', '"dtype"', "dtype", "list its values"),
     ("a default outside an axis", 'default="float32"', 'default="float16"', "dtype", "not allowed"),
     ("an unknown dtype", '"float32",), default="float32"', '"float33",), default="float33"', "dtype", "float33"),
+    ("a lone surrogate", "[1, 2, 3]", "['\\ud800']", "stages", "can't be printed"),
+    ("an escape sequence", "[1, 2, 3]", "['\\x1b[31m']", "stages", "can't be printed"),
     ("a bad bucket", 'bucket="pow2"', 'bucket="pow3"', "rows", "exact or pow2"),
     ("a version of zero", "version=1", "version=0", "version", "an int from 1"),
     ("a version that is text", "version=1", "version='1'", "version", "an int from 1"),
@@ -80,6 +82,13 @@ def test_refused_with_file_line_and_field(valid, write, old, new, field, message
         ("SPEC = (\n", 1, "never closed"),
         ("import json\nraise RuntimeError('broken on import')\n", 2, "RuntimeError: broken on import"),
         ("import json\n\nimport no_such_module_anywhere\n", 3, "no_such_module_anywhere"),
+        ("import sys\nsys.exit(3)\n", 2, "SystemExit: 3"),
+        ("x = 1\0\n", 1, "null bytes"),
+        (
+            "class Odd(Exception):\n    def __str__(self):\n        return 1 / 0\n\n\nraise Odd\n",
+            6,
+            "Odd: (its message fails",
+        ),
     ],
 )
 def test_a_file_that_does_not_run_names_its_line(write, text, line, message):
@@ -101,6 +110,24 @@ def test_a_corrected_file_loads_in_the_same_process(valid, write):
         load_spec(str(path))
     write(valid)
     assert load_spec(str(path)).name == "toy"
+
+
+def test_what_a_file_prints_is_no_result(valid, write, capsys):
+    path = write("print('hello')\n" + valid)
+    assert load_spec(str(path)).name == "toy"
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "hello\n")
+
+
+def test_many_values_are_checked_in_no_time(valid, write):
+    path = write(valid.replace("[1, 2, 3]", "range(1, 100_001)"))
+    assert len(load_spec(str(path)).implementations[0].tunables[1].values) == 100_000
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "./" + "a" * 5000 + ".py", "a\0b"])
+def test_a_name_that_no_file_can_have(name):
+    with pytest.raises(UserError, match=r"unknown spec|no spec file"):
+        load_spec(name)
 
 
 def test_a_missing_file_and_an_unknown_name_are_the_callers_mistake(tmp_path):

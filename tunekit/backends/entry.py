@@ -16,11 +16,11 @@ from typing import Any
 from tunekit import identity
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileReport, CompileRequest, Phase, backend, refusal
+from tunekit.errors import words_of
 from tunekit.model import Status, to_json
 from tunekit.spec import Build, load_spec
 
 REASON_LIMIT = 4000
-NO_MESSAGE = "(no message)"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -56,11 +56,10 @@ def _compile(request: CompileRequest, phase: Phase) -> CompileReport:
 
 def describe(error: BaseException, request: CompileRequest, phase: str) -> str:
     """The error's own words, and what it was about: enough even where it says nothing."""
-    words = ANSI.sub("", str(error)).strip()
-    kind = type(error).__name__
+    words = ANSI.sub("", words_of(error))[:REASON_LIMIT]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{kind}: {words[:REASON_LIMIT] or NO_MESSAGE} [{phase} of {request}, {toolchain()}{place}]"
+    return f"{words} [{phase} of {request}, {toolchain()}{place}]"
 
 
 def toolchain() -> str:

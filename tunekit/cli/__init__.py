@@ -8,6 +8,7 @@ after Ctrl-C and SIGTERM.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -83,28 +84,32 @@ def tunekit() -> None:
 
 
 class Interruption:
-    """Which signal asked this process to stop; SIGTERM is turned into KeyboardInterrupt, as Ctrl-C is."""
+    """Which signal asked this process to stop; SIGTERM and SIGHUP become KeyboardInterrupt, as Ctrl-C is."""
 
     def __init__(self) -> None:
         self.number = int(signal.SIGINT)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """For the time of the context, SIGTERM interrupts the main thread as SIGINT does."""
+        """For the time of the context, SIGTERM and SIGHUP (unless nohup ignores it) interrupt as SIGINT does."""
 
         def interrupt(number: int, _: FrameType | None) -> None:
             self.number = number
             raise KeyboardInterrupt
 
+        before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+        taken = [n for n, handler in before.items() if handler != signal.SIG_IGN]
         try:
-            before = signal.signal(signal.SIGTERM, interrupt)
+            for number in taken:
+                signal.signal(number, interrupt)
         except ValueError:  # not the main thread: whoever embeds us handles its own signals
             yield
             return
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number in taken:
+                signal.signal(number, before[number])
 
 
 INTERRUPTION = click.make_pass_decorator(Interruption, ensure=True)
@@ -113,6 +118,7 @@ INTERRUPTION = click.make_pass_decorator(Interruption, ensure=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     interruption = Interruption()
+    _escape_what_cannot_be_encoded()
     try:
         with interruption.watch():
             status = tunekit.main(
@@ -142,6 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `tunekit list | head`: the reader has seen enough
         _discard_output()
         return 128 + signal.SIGPIPE
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """A name in another alphabet shows as escapes on an ASCII terminal, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:

@@ -38,7 +38,7 @@ def memory(text: str) -> int:
 
 def budget(text: str) -> str:
     """What a search may spend: ``40`` variants, or a time with its unit: ``10m`` comes back as ``600s``."""
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         return f"{duration(text):g}s"
     if int(text) < 1:
         raise click.BadParameter("the budget must be at least 1")

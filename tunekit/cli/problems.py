@@ -14,6 +14,8 @@ from tunekit.spec.axes import unknown
 
 TRUE = frozenset({"true", "1", "yes", "on"})
 FALSE = frozenset({"false", "0", "no", "off"})
+# What json raises for text that is none, for endless digits and for endless brackets; and our own hooks.
+MALFORMED = (ValueError, RecursionError, UserError)
 
 
 def pairs(texts: Iterable[str], option: str = "--problem") -> dict[str, str]:
@@ -62,8 +64,8 @@ def read_workload(spec: KernelSpec, path: Path) -> list[Values]:
     ``count``, how often the problem occurs (1 where left out).
     """
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UserError(f"{path}: can't read the workload: {reason}") from None
     found: list[tuple[int, Values]] = []
@@ -148,11 +150,11 @@ def _completed(spec: KernelSpec, given: Mapping[str, Value]) -> Values:
 
 def _objects(text: str, path: Path) -> list[tuple[int, Any]]:
     """The JSON values of a workload with their lines; NaN and infinity are refused."""
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    decoder = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_no_repeats)
     if text.lstrip().startswith("["):
         try:
             items = decoder.decode(text)
-        except (json.JSONDecodeError, UserError) as error:
+        except MALFORMED as error:
             line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
             raise UserError(f"{path}:{line}: {_json_mistake(error)}") from None
         return _with_lines(text, items)
@@ -161,7 +163,7 @@ def _objects(text: str, path: Path) -> list[tuple[int, Any]]:
         if line_text.strip():
             try:
                 found.append((number, decoder.decode(line_text)))
-            except (json.JSONDecodeError, UserError) as error:
+            except MALFORMED as error:
                 raise UserError(f"{path}:{number}: {_json_mistake(error)}") from None
     return found
 
@@ -184,5 +186,15 @@ def _no_constant(name: str) -> Any:
     raise UserError(f"{name} is no size")
 
 
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"gives {name} twice")
+    return dict(pairs)
+
+
 def _json_mistake(error: Exception) -> str:
-    return f"not JSON: {error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} (column {error.colno})"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -72,4 +72,4 @@ class Writer:
 
 
 def encoded(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"

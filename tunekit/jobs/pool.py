@@ -24,6 +24,7 @@ from tunekit.jobs import tree
 from tunekit.jobs.channel import Reader, encoded
 from tunekit.jobs.machine import worker_count
 from tunekit.jobs.task import SERVER, Ending, Event, Limits, Task, TaskResult, conclude
+from tunekit.launch import module_command
 
 MARKER = "TUNEKIT_POOL"
 WARM_UP_LIMIT_S = 120.0
@@ -60,7 +61,8 @@ class Pool:
         self._events: deque[Event] = deque()
         self._tasks: dict[str, Task] = {}
         self._started: dict[str, tuple[float, str]] = {}
-        self._acks: set[str] = set()
+        self._awaited: str | None = None
+        self._bereaved: set[str] = set()  # tasks that have lost a zygote
         self._paused = False
         self._deaths = 0
         self._closed = False
@@ -166,16 +168,17 @@ class Pool:
                 self._zygote.send({"op": "pause"})
 
     def _ask(self, op: str, answer: str) -> None:
+        self._awaited = answer
         self._zygote.send({"op": op})
-        while answer not in self._acks:
+        while self._awaited is not None:
             self._pump(None)
-        self._acks.discard(answer)
 
     def _cancel(self) -> None:
+        self._tasks.clear()  # so that a zygote that dies now begins nothing again
+        self._bereaved.clear()
         self._ask("cancel", "cancelled")
         while self._started:
             self._pump(None)
-        self._tasks.clear()
 
     def _pump(self, on_event: OnEvent | None) -> None:
         """Take in what the zygote says; wait for it if there is nothing."""
@@ -193,7 +196,8 @@ class Pool:
     def _note(self, message: dict[str, Any]) -> Event | None:
         kind = message["event"]
         if kind in ("paused", "resumed", "cancelled"):
-            self._acks.add(kind)
+            if self._awaited == kind:
+                self._awaited = None
             return None
         name = str(message["id"])
         if kind == "started":
@@ -210,22 +214,30 @@ class Pool:
 
     def _finish(self, name: str, ending: Ending) -> None:
         self._started.pop(name, None)
+        self._bereaved.discard(name)
         task = self._tasks.pop(name, None)
         if task is not None:
             self._results.append(conclude(task, ending))
 
     def _mourn(self) -> None:
-        """The zygote is dead: what it ran is reported, what it had not begun goes to a new one."""
+        """The zygote is dead: what it had not begun goes to a new one, and so, once, does what it ran.
+
+        Which of its tasks killed it, if any, shows when one is in a second zygote that dies.
+        """
         code = self._zygote.bury()
         how = f"the compile server died (signal {-code})" if code < 0 else f"the compile server exited with {code}"
         for name, (since, phase) in list(self._started.items()):
+            if name not in self._bereaved:
+                self._bereaved.add(name)
+                del self._started[name]
+                continue
             spent = {phase: time.monotonic() - since}
             self._finish(name, Ending(phase=phase, seconds=spent, killed_for=SERVER, stderr=how))
         self._deaths += 1
         if self._deaths >= MOST_DEATHS:
             raise TunekitError(f"{how}, {self._deaths} times in a row; its last words: {self._zygote.last_words}")
         self._zygote = _Zygote(self._warm, self.workers)
-        self._acks |= {"paused", "resumed", "cancelled"}
+        self._awaited = None
         for task in list(self._tasks.values()):
             self._await_ready()
             self._zygote.send(self._message(task))
@@ -248,7 +260,7 @@ class _Zygote:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tunekit.jobs.zygote", str(theirs.fileno())],
+                module_command("tunekit.jobs.zygote", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
@@ -273,6 +285,8 @@ class _Zygote:
         while time.monotonic() < deadline:
             messages = self.receive(max(0.0, deadline - time.monotonic()))
             if messages is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(CLOSE_LIMIT_S)  # so that its own status is told
                 code = self.bury()
                 raise TunekitError(f"the compile server ended while starting (status {code}): {self.last_words}")
             for message in messages:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tunekit.backends import PTX_PATTERN, CompileRequest
-from tunekit.backends.entry import NO_MESSAGE, toolchain
+from tunekit.backends.entry import toolchain
+from tunekit.errors import NO_MESSAGE
 from tunekit.model import Status, Values
 
 COMPILE_ENTRY = "tunekit.backends.entry:run"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from tunekit.errors import SpecError, UserError
+from tunekit.errors import SpecError, TunekitError, UserError
 from tunekit.measure.final import DEFAULT_ROUNDS, even_rounds
 from tunekit.measure.job import RunJob, outcome_from_payload, positive_int
 from tunekit.measure.lock import lock_path, turn
@@ -185,14 +185,22 @@ class MeasuringWorker:
     def _started(self) -> Child:
         if self._child is None:
             self._last = None
-            child = Child(self.device, self.run_limit_s, self._limits_s)
             try:
-                child.start()
-            except BaseException:  # whatever ends the start, no child stays behind
-                child.close()
-                raise
-            self._child = child
+                self._child = self._new_child()
+            except TunekitError as error:
+                if isinstance(error, UserError):
+                    raise
+                self._child = self._new_child()  # what killed it may have been no fault of its own
         return self._child
+
+    def _new_child(self) -> Child:
+        child = Child(self.device, self.run_limit_s, self._limits_s)
+        try:
+            child.start()
+        except BaseException:  # whatever ends the start, no child stays behind
+            child.close()
+            raise
+        return child
 
     def _stop(self) -> None:
         child, self._child, self._last = self._child, None, None

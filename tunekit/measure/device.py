@@ -6,6 +6,8 @@ import gc
 
 import torch
 
+from tunekit.errors import words_of
+
 PROBE_COUNT = 4096
 
 
@@ -87,5 +89,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def first_line(error: BaseException) -> str:
     """The error's first line: CUDA's errors go on with advice on debugging."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return words_of(error).partition(": ")[2].splitlines()[0]

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit.errors import TunekitError, UserError
+from tunekit.launch import module_command
 
 START_LIMIT_S = 300.0
 REAP_LIMIT_S = 60.0
@@ -53,8 +53,7 @@ class Child:
         self.at = Progress()
         reply, child_reply = os.pipe()
         child_life, self._life = os.pipe()
-        command = [sys.executable, "-m", "tunekit.measure.worker"]
-        command += ["--device", str(device), "--run-limit-s", str(run_limit_s)]
+        command = module_command("tunekit.measure.start", "--device", str(device), "--run-limit-s", str(run_limit_s))
         command += ["--reply", str(child_reply), "--life", str(child_life)]
         try:
             self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The measuring child: ``python -m tunekit.measure.worker``, one a device, serial, meant to be killed.
+"""What the measuring child does (see start): one a device, serial, meant to be killed.
 
 It reads requests from stdin, a JSON object a line, and writes to its reply pipe: phase
 messages as it goes (the parent's clock follows them), then one reply. Whatever a
@@ -7,13 +7,10 @@ kernel prints goes to stderr, never into the pipe.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -168,13 +165,13 @@ class Worker:
             raise
         except WrongInFinal as wrong:
             return wrong.id, Outcome(stage, Status.WRONG_RESULT, str(wrong))
-        except Exception as error:
-            # The child's edge: a launch raises whatever its compiled host code or CUDA says.
+        except (Exception, SystemExit) as error:
+            # The child's edge: a launch raises whatever its compiled host code or CUDA says, and an oracle may exit.
             caught = error
         id = self._report.variant
         return id, self._failure(jobs[id], stage, caught)
 
-    def _failure(self, job: RunJob, stage: Stage, error: Exception) -> Outcome:
+    def _failure(self, job: RunJob, stage: Stage, error: BaseException) -> Outcome:
         phase, words = self._report.phase, f"{type(error).__name__}: {first_line(error)}"
         memory = is_out_of_memory(error)
         for link in (error, error.__context__, error.__cause__):
@@ -194,19 +191,6 @@ class Worker:
         return Outcome(stage, Status.LAUNCH_ERROR, words)
 
 
-def die_with_parent(life: int) -> None:
-    """Have the kernel kill this process's group when the parent's end of the pipe `life` closes.
-
-    It needs no thread and no Python, so it also ends a worker that is stuck in native
-    code. (PR_SET_PDEATHSIG would follow the parent's *thread* that started us.)
-    """
-    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore]
-    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([life], [], [], 0)[0]:  # it had closed before the line above
-        os.killpg(0, signal.SIGKILL)
-
-
 def settle_native_errors() -> None:
     """Make the first error of a kernel's host code as cheap as the later ones, and a crash end at once.
 
@@ -219,30 +203,20 @@ def settle_native_errors() -> None:
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tunekit.measure.worker")
-    parser.add_argument("--device", required=True, help="CUDA device index, or host")
-    parser.add_argument("--run-limit-s", type=float, required=True)
-    parser.add_argument("--reply", type=int, required=True, help="file descriptor for replies")
-    parser.add_argument("--life", type=int, required=True, help="file descriptor that closes with the parent")
-    arguments = parser.parse_args()
-    die_with_parent(arguments.life)
-    report = Reporter(arguments.reply)
+def serve(place: str, run_limit_s: float, pipe: int) -> None:
+    """Answer requests on device `place` (an index, or ``host``) until stdin ends; replies go into `pipe`."""
+    report = Reporter(pipe)
     os.dup2(2, 1)
     try:
-        device = Device(None if arguments.device == "host" else int(arguments.device))
+        device = Device(None if place == "host" else int(place))
     except RuntimeError as error:
-        report.send({"error": {"message": f"device {arguments.device} can't be used: {first_line(error)}"}})
+        report.send({"error": {"message": f"device {place} can't be used: {first_line(error)}"}})
         return
     settle_native_errors()
-    worker = Worker(device, arguments.run_limit_s, report)
+    worker = Worker(device, run_limit_s, report)
     report.send({"ready": os.getpid()})
     for line in sys.stdin:
         reply = worker.answer(json.loads(line))
         report.send({"reply": reply})
         if reply.get("lost"):
             os._exit(0)  # a broken context can hang in its own clean-up
-
-
-if __name__ == "__main__":
-    main()

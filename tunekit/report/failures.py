@@ -73,7 +73,7 @@ def reproduce(group: FailureGroup, spec_reference: str, problem: Values) -> str:
     elif group.stage is Stage.PROBE:
         command = "probe"
     else:
-        command = "compile --force"
+        command = "compile --retry-failed --force"
     name, *flags = command.split()
     return " ".join(
         [

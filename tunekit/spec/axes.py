@@ -129,7 +129,7 @@ def check_values(name: str, values: object) -> tuple[Value, ...]:
         raise SpecError(f"values must be a list, not {type(values).__name__}", field=name)
     if not values:
         raise SpecError("has no values", field=name)
-    seen: list[Value] = []
+    seen: set[Value] = set()
     for value in values:
         if not isinstance(value, (bool, int, float, str)):
             raise SpecError(f"{value!r} is {type(value).__name__}, not a bool, int, float or str", field=name)
@@ -139,8 +139,10 @@ def check_values(name: str, values: object) -> tuple[Value, ...]:
             raise SpecError(f"mixes {type(values[0]).__name__} and {type(value).__name__}", field=name)
         if value in seen:
             raise SpecError(f"lists {value!r} twice", field=name)
-        seen.append(value)
-    return tuple(seen)
+        if isinstance(value, str) and not value.isprintable():
+            raise SpecError(f"{value!r} holds characters that can't be printed", field=name)
+        seen.add(value)
+    return tuple(values)
 
 
 def check_unique(things: Sequence[Any], what: str) -> None:

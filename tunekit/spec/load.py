@@ -8,15 +8,17 @@ so ``from .kernels.body import ...`` works wherever the directory lies.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 import types
 from difflib import get_close_matches
 from pathlib import Path
 
-from tunekit.errors import SpecError, UserError
+from tunekit.errors import SpecError, UserError, words_of
 from tunekit.spec.declare import KernelSpec, misspelt_field
 
 SHIPPED_PACKAGE = "tunekit_specs"
@@ -52,7 +54,7 @@ def load_spec(reference: str) -> KernelSpec:
     if text.endswith(".py") or "/" in text:
         return _one_of(Path(text), wanted)
     shipped = shipped_directory() / f"{text}.py"
-    if text.isidentifier() and not text.startswith("_") and shipped.is_file():
+    if text.isidentifier() and not text.startswith("_") and os.path.isfile(shipped):
         found = {spec.name: spec for spec in specs_in(shipped)}
         if text in found:
             return found[text]
@@ -75,7 +77,7 @@ def absolute_reference(reference: str) -> str:
 
 
 def _one_of(path: Path, wanted: str) -> KernelSpec:
-    if not path.is_file():
+    if not os.path.isfile(path):  # never raises, whatever the name
         raise UserError(f"no spec file {path}")
     found = {spec.name: spec for spec in specs_in(path)}
     if wanted:
@@ -130,17 +132,18 @@ def _import(path: Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(source_spec)
     sys.modules[name] = module
     try:
-        source_spec.loader.exec_module(module)
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+            source_spec.loader.exec_module(module)
     except SpecError as error:
         sys.modules.pop(name, None)
         where = _place(path, error, error.field)
         raise SpecError(error.message, field=error.field, where=where) from error
     except SyntaxError as error:
         sys.modules.pop(name, None)
-        raise SpecError(error.msg, where=f"{error.filename}:{error.lineno}") from error
-    except Exception as error:
+        raise SpecError(error.msg, where=f"{error.filename or path}:{error.lineno or 1}") from error
+    except (Exception, SystemExit) as error:  # a spec file is foreign code
         sys.modules.pop(name, None)
-        message, field = f"{type(error).__name__}: {error}", None
+        message, field = words_of(error), None
         if isinstance(error, TypeError):
             message, field = misspelt_field(error) or (message, None)
         raise SpecError(message, field=field, where=_place(path, error, field)) from error
