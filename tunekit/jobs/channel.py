@@ -35,12 +35,16 @@ class Reader:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A message, or None for what is none: a killed writer leaves half a line."""
+    """A message, or None for what is none: a killed writer leaves half a line, a stray one NaN."""
     try:
-        message = json.loads(line)
+        message = json.loads(line, parse_constant=_refused)
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 class Writer:
