@@ -20,8 +20,8 @@ setup: ## Build .venv from pyproject.toml (quick when nothing changed)
 sweep: setup ## Tune SPEC: without a GPU, cross-compile it for sm_100a
 	$(TUNEKIT) sweep $(SPEC) $(arch) $(ARGS)
 
-test: setup ## Run the tests that need no GPU
-	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+test: setup ## Run the tests that need no GPU, two files at a time
+	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-slow: setup ## Run the tests that need no GPU, the long ones too
 	$(PYTEST) -m "not gpu" $(ARGS)

@@ -17,6 +17,7 @@ def by_id(results):
 
 def test_native_hang_in_the_middle(light_pool, host_build):
     """Case 1: the hanging variant costs one limit, the others are compiled, and no child survives."""
+    before = set(descendants_of_this_process())  # the test runner may have some of its own
     pool = light_pool(workers=1, trace_s=2.0, backend_s=30.0)
     pool.warm_up  # noqa: B018  # its time isn't the sweep's
     begin = time.monotonic()
@@ -27,7 +28,7 @@ def test_native_hang_in_the_middle(light_pool, host_build):
     assert "build=hang" in results[1].reason
     assert 2.0 <= spent < 6.0
     pool.close()
-    assert descendants_of_this_process() == []
+    assert not set(descendants_of_this_process()) - before
 
 
 def test_seconds_are_kept_and_slow_is_a_timeout(light_pool, call):
