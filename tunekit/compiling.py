@@ -9,30 +9,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunekit import identity
+from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest, symbol_of
-from tunekit.jobs import Event, Pool, TaskResult, compile_task
+from tunekit.jobs import Event, Limits, Pool, Task, TaskResult, compile_task
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
-from tunekit.space import compile_key
+from tunekit.probe import Probe
+from tunekit.settings import (
+    DEFAULT_COMPILE_LIMIT_S,
+    DEFAULT_MEMORY_LIMIT_BYTES,
+    DEFAULT_TRACE_LIMIT_S,
+    Settings,
+    limit_s,
+)
+from tunekit.space import compile_key, declared_footprint
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore, NothingToKeep
 from tunekit.store.database import Store
 
 REMEMBERED = frozenset({Status.COMPILE_TIMEOUT, Status.COMPILE_CRASHED, Status.COMPILE_OUT_OF_MEMORY})
 
+# The fact of a compile whose declared, traced and compiled footprints don't agree: where they part.
+DISAGREEMENT = "footprint_disagreement"
+
 
 @dataclass(frozen=True)
 class Unit:
-    """One compile. `key` is its identity; `reference` is what loads the spec in another process."""
+    """One compile. `key` is its identity; `reference` is what loads the spec in another process;
+    `declared` is the footprint by the spec's own arithmetic."""
 
     key: str
     variant: Variant
     static: Values
     reference: str
+    declared: Footprint = field(default_factory=Footprint)
 
     @property
     def symbol(self) -> str:
@@ -59,8 +74,83 @@ def units(spec: KernelSpec, reference: str, problem: Values, variants: Sequence[
         name: identity.fingerprint(spec.implementation(name).build) for name in {v.implementation for v in variants}
     }
     return [
-        Unit(compile_key(spec, v, problem, sources=sources[v.implementation]), v, static, reference) for v in variants
+        Unit(
+            compile_key(spec, v, problem, sources=sources[v.implementation]),
+            v,
+            static,
+            reference,
+            declared_footprint(spec.implementation(v.implementation), parse_arch(v.arch), problem, v.tunables),
+        )
+        for v in variants
     ]
+
+
+def compile_limits(spec: KernelSpec, settings: Settings) -> Limits:
+    """A spec's compile limits: what was set for this run, else the spec's own, else the defaults.
+
+    Where no trace limit was set, the back end's holds for the trace too if it is shorter:
+    who allows a compile 5 s does not mean 60 s for its first half.
+    """
+    backend_s = limit_s(None, settings.compile_limit_s, spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S)
+    return Limits(
+        trace_s=settings.trace_limit_s or min(DEFAULT_TRACE_LIMIT_S, backend_s),
+        backend_s=backend_s,
+        memory_bytes=settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES,
+    )
+
+
+class _Work:
+    """The compiles under way. A unit is locked when the pool draws it, and until its result is kept:
+    a sweep of any size holds a few locks and scratch directories, and sweeps side by side share the work."""
+
+    def __init__(self, artifacts: ArtifactStore, scratch: Path, known: Callable[[Unit], Outcome | None]) -> None:
+        self.units: dict[str, Unit] = {}
+        self.theirs: list[Unit] = []
+        """Units that other processes are compiling."""
+        self._artifacts, self._scratch, self._known = artifacts, scratch, known
+        self._locks: dict[str, contextlib.ExitStack] = {}
+        self._found: list[tuple[Unit, Outcome]] = []
+
+    def tasks(self, units: Sequence[Unit]) -> Iterator[Task]:
+        """A task for each unit that can be locked and that nobody compiled since it was looked for."""
+        for unit in units:
+            lock = contextlib.ExitStack()
+            if not lock.enter_context(self._artifacts.lock(unit.key, timeout_s=0)):
+                self.theirs.append(unit)
+                continue
+            self._locks[unit.key] = lock
+            known = self._known(unit)
+            if known is None:
+                yield self.task(unit)
+            else:
+                self._locks.pop(unit.key).close()
+                self._found.append((unit, known))
+
+    def task(self, unit: Unit) -> Task:
+        self.units[unit.key] = unit
+        self._directory(unit).mkdir(exist_ok=True)
+        return compile_task(unit.request(self._directory(unit)), id=unit.key)
+
+    def finished(self, unit: Unit) -> None:
+        """Let go of a unit whose result is kept."""
+        shutil.rmtree(self._directory(unit), ignore_errors=True)
+        lock = self._locks.pop(unit.key, None)
+        if lock is not None:
+            lock.close()
+
+    def close(self) -> None:
+        """Let go of everything: the compiles were cut short."""
+        for lock in self._locks.values():
+            lock.close()
+        self._locks.clear()
+
+    def take_found(self) -> Iterator[tuple[Unit, Outcome]]:
+        """What other processes turned out to have finished."""
+        while self._found:
+            yield self._found.pop(0)
+
+    def _directory(self, unit: Unit) -> Path:
+        return self._scratch / unit.key[:24]
 
 
 @dataclass
@@ -84,56 +174,32 @@ class Compiler:
     ) -> Iterator[tuple[Unit, Outcome]]:
         """Each unit with its outcome, as they end: cached ones first, then compiled ones,
         then those that other processes were compiling."""
-        mine: dict[str, Unit] = {}
-        theirs: list[Unit] = []
-        with contextlib.ExitStack() as everything:
-            scratch = everything.enter_context(self.artifacts.scratch())
-            locks: dict[str, contextlib.ExitStack] = {}
-            for unit in {unit.key: unit for unit in wanted}.values():
-                known = self._known(unit)
-                if known is not None:
-                    yield unit, known
-                    continue
-                lock = everything.enter_context(contextlib.ExitStack())
-                if not lock.enter_context(self.artifacts.lock(unit.key, timeout_s=0)):
-                    theirs.append(unit)
-                    continue
-                # Between the look-up and the lock another process may have finished.
-                known = self._known(unit)
-                if known is not None:
-                    lock.close()
-                    yield unit, known
-                    continue
-                mine[unit.key] = unit
-                locks[unit.key] = lock
-            for unit, outcome in self._compile_locked(mine, scratch, on_event, locks):
+        to_do: list[Unit] = []
+        for unit in {unit.key: unit for unit in wanted}.values():
+            known = self._known(unit)
+            if known is None:
+                to_do.append(unit)
+            else:
+                yield unit, known
+        with (
+            self.artifacts.scratch() as scratch,
+            contextlib.closing(_Work(self.artifacts, scratch, self._known)) as work,
+        ):
+            for result in self.pool.run(work.tasks(to_do), on_event):
+                unit = work.units[result.id]
+                outcome = self._keep(unit, result)
+                work.finished(unit)
                 yield unit, outcome
-            for unit in theirs:
+                yield from work.take_found()
+            yield from work.take_found()
+            for unit in work.theirs:
                 with self.artifacts.lock(unit.key):
                     known = self._known(unit)
-                    if known is not None:
-                        yield unit, known
-                    else:
-                        yield from self._compile_locked({unit.key: unit}, scratch, on_event, {})
-
-    def _compile_locked(
-        self,
-        mine: dict[str, Unit],
-        scratch: Path,
-        on_event: Callable[[Event], None] | None,
-        locks: dict[str, contextlib.ExitStack],
-    ) -> Iterator[tuple[Unit, Outcome]]:
-        tasks = []
-        for key, unit in mine.items():
-            out_dir = scratch / key[:24]
-            out_dir.mkdir(exist_ok=True)
-            tasks.append(compile_task(unit.request(out_dir), id=key))
-        for result in self.pool.run(tasks, on_event):
-            unit = mine[result.id]
-            outcome = self._keep(unit, result)
-            if unit.key in locks:
-                locks[unit.key].close()
-            yield unit, outcome
+                    if known is None:
+                        (result,) = self.pool.run([work.task(unit)], on_event)
+                        known = self._keep(unit, result)
+                        work.finished(unit)
+                yield unit, known
 
     def _known(self, unit: Unit) -> Outcome | None:
         """What is known of a unit without compiling it: an artifact, or that it hangs or crashes."""
@@ -149,12 +215,12 @@ class Compiler:
         return None
 
     def _keep(self, unit: Unit, result: TaskResult) -> Outcome:
-        outcome = compile_outcome(result)
+        outcome = compile_outcome(result, unit.declared)
         if outcome.ok:
             outcome = self._stored(unit, result, outcome)
         if self.store is not None:
             self.store.record(Trial(unit.variant, unit.static, unit.key, outcome, self.environment, sweep=self.sweep))
-            if outcome.status in REMEMBERED:
+            if outcome.status in REMEMBERED and not result.server_died:
                 self.store.remember_bad(
                     KnownBad(
                         unit.key,
@@ -203,18 +269,23 @@ def cached_outcome(artifact: Artifact) -> Outcome:
     )
 
 
-def compile_outcome(result: TaskResult) -> Outcome:
-    """A task's result as the outcome of a compile; the compiled reading completes the traced one."""
+def compile_outcome(result: TaskResult, declared: Footprint) -> Outcome:
+    """A task's result as the outcome of a compile, with the best reading of the footprint that there is.
+
+    Where the readings part, the fact `DISAGREEMENT` says how. Over budget by its trace it
+    ended in the probe; by its machine code, in the compile.
+    """
     value = result.value or {}
     traced, compiled = Footprint(**value.get("traced", {})), Footprint(**value.get("compiled", {}))
-    known = {f.name: getattr(compiled, f.name) for f in dataclasses.fields(compiled)}
-    footprint = dataclasses.replace(traced, **{name: v for name, v in known.items() if v is not None})
+    parted = Probe(declared, traced, compiled).disagreements()
+    facts = Values(value.get("facts", {}))
+    in_probe = result.status is Status.OVER_BUDGET and compiled == Footprint()
     return Outcome(
-        Stage.PROBE if result.status is Status.OVER_BUDGET else Stage.COMPILE,
+        Stage.PROBE if in_probe else Stage.COMPILE,
         result.status,
         result.reason,
         seconds=result.seconds,
         peak_rss_bytes=result.peak_rss_bytes,
-        footprint=footprint,
-        facts=Values(value.get("facts", {})),
+        footprint=Probe(traced=traced, compiled=compiled).footprint(),
+        facts=facts.merged({DISAGREEMENT: "; ".join(parted)}) if parted else facts,
     )

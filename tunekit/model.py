@@ -121,23 +121,6 @@ class Stage(str, Enum):
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One call site: the value of every problem axis of a spec, and its layout facts.
-
-    `values` holds dims, dtypes and flags by axis name; `layout` holds what the
-    tensors' memory says (strides class, alignment in bytes) and is empty for
-    contiguous, 16-byte aligned tensors.
-    """
-
-    spec: str
-    values: Values
-    layout: Values = Values()
-
-    def __str__(self) -> str:
-        return f"{self.spec} {self.values}" + (f" [{self.layout}]" if self.layout else "")
-
-
-@dataclass(frozen=True)
 class Variant:
     """One point of a spec's space. `id` is a hash of every field (see identity)."""
 
@@ -183,16 +166,6 @@ class Footprint:
             if need is not None and need > limit
         ]
         return f"{', '.join(over)} ({arch.name})" if over else None
-
-    def disagreements(self, other: Footprint) -> list[str]:
-        """The fields that both know and that differ, each as ``smem_bytes 1 != 2``."""
-        return [
-            f"{f.name} {mine} != {theirs}"
-            for f in dataclasses.fields(self)
-            if (mine := getattr(self, f.name)) is not None
-            and (theirs := getattr(other, f.name)) is not None
-            and mine != theirs
-        ]
 
 
 @dataclass(frozen=True)
@@ -299,6 +272,8 @@ class KnownBad:
 class Winner:
     """The variant chosen for one problem bucket in one environment.
 
+    `artifact` is the compile key that its kernel lies under in an artifact store (what
+    dispatch looks for first; an outcome's `artifact` is a content's hash), `symbol` the function in it.
     `median_us` and `spread_us` are over the final's samples; `margin` is the
     runner-up's median over the winner's, minus 1; `confidence` is that of the
     test named by `method`, None where the final made no test.
@@ -337,7 +312,10 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """What dispatch picks for a problem, and why; `fell_back_from` lists what missed."""
+    """What dispatch picks for a problem, and why; `fell_back_from` lists what missed.
+
+    `artifact` is the compile key of the kernel that serves, None where none is compiled.
+    """
 
     variant: Variant
     level: Level

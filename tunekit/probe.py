@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunekit.arch import Arch
 from tunekit.model import Footprint
 
-UNITS = {
-    "smem_bytes": ("smem", "B"),
-    "tmem_columns": ("tmem", "columns"),
-    "threads": ("threads", ""),
-    "cluster": ("cluster", "CTAs"),
-    "registers": ("registers", "a thread"),
-    "spill_bytes": ("spills", "B a thread"),
-    "local_bytes": ("local memory", "B a thread"),
+LABELS = {
+    "smem_bytes": "smem",
+    "tmem_columns": "tmem",
+    "threads": "threads",
+    "cluster": "cluster",
+    "registers": "registers",
+    "spill_bytes": "spills",
+    "local_bytes": "local memory",
 }
 
 
@@ -45,7 +44,7 @@ class Probe:
     def disagreements(self) -> list[str]:
         """A sentence for each field that two readings know differently."""
         return [
-            f"{UNITS[name][0]}: " + ", ".join(f"{reading} {value}" for reading, value in values.items())
+            f"{LABELS[name]}: " + ", ".join(f"{reading} {value}" for reading, value in values.items())
             for name, values in self._fields()
             if len(set(values.values())) > 1
         ]
@@ -57,30 +56,6 @@ class Probe:
     def footprint(self) -> Footprint:
         """The best that is known of each field: compiled before traced before declared."""
         return Footprint(**{name: next(reversed(values.values())) for name, values in self._fields() if values})
-
-    def misfit(self, arch: Arch) -> str | None:
-        """Why the kernel can't run on `arch`, by any reading, or None."""
-        for name, reading in self.readings().items():
-            misfit = reading.misfit(arch)
-            if misfit:
-                return f"{misfit}, {name}"
-        return None
-
-    def sentence(self) -> str:
-        """One line: which readings there are, and what they say or where they part."""
-        present = [name for name, reading in self.readings().items() if reading != Footprint()]
-        parted = self.disagreements()
-        if parted:
-            return f"{' and '.join(present)} disagree: {'; '.join(parted)}"
-        if not present:
-            return "nothing is known"
-        known = [
-            f"{UNITS[name][0]} {next(iter(values.values()))} {UNITS[name][1]}".strip()
-            for name, values in self._fields()
-            if values
-        ]
-        verb = "says" if len(present) == 1 else "agree"
-        return f"{', '.join(present)} {verb}: {', '.join(known)}"
 
     def _fields(self) -> Iterator[tuple[str, dict[str, int]]]:
         """Each field with the readings that know it."""

@@ -21,8 +21,9 @@ class SweepEvent:
     """One thing that happened in a sweep.
 
     `kind`: ``phase`` (a stage begins; `text` names it), ``expanded`` (`text` is the
-    expansion's line), ``started`` and ``finished`` (one variant at one stage;
-    `outcome` on ``finished``), ``note`` (a sentence for the user), ``winner``, and
+    expansion's line), ``started`` and ``finished`` (one variant at one stage; `outcome`
+    on ``finished``, which comes alone for what was known before it began: over budget
+    as declared, cached, failed in the final), ``note`` (a sentence for the user), ``winner``, and
     ``phase`` with an empty `text` as a mere tick that renews `running`. `done` of
     `total` count the variants of the current stage.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunekit import identity
@@ -133,6 +133,22 @@ def expand(spec: KernelSpec, arch: Arch, problem: Values, implementation: str | 
             else:
                 removed[constraint.name] = removed.get(constraint.name, 0) + 1
     return Expansion(tuple(variants), total, removed)
+
+
+def named(variants: Sequence[Variant], ids: Sequence[str]) -> list[Variant]:
+    """The variants whose ids begin with one of `ids`, in that order, each once; all of them if there are none.
+
+    Raises:
+        UserError: no variant, or more than one, begins with an id.
+    """
+    chosen: list[Variant] = []
+    for wanted in ids:
+        matching = [variant for variant in variants if variant.id.startswith(wanted)]
+        if len(matching) != 1:
+            what = "no variant" if not matching else f"{len(matching)} variants"
+            raise UserError(f"{what} of this problem and architecture begin with '{wanted}' (tunekit list shows them)")
+        chosen += matching
+    return list(dict.fromkeys(chosen)) if ids else list(variants)
 
 
 def default_variant(spec: KernelSpec, arch: Arch, problem: Values) -> Variant | None:

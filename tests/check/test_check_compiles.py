@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -73,4 +74,5 @@ def test_a_limit_kills_however_it_was_set(specs, settings, way):
     (row,) = report.rows
     assert report.limit_s == {spec: 1.0} and report.exit_code == 1
     assert row.verdict is Verdict.OVER_LIMIT
-    assert row.reason.startswith("killed in trace after 1.") and row.reason.endswith("over the limit of 1 s")
+    # Up to once the limit again is given for time without a core: 1 s here, 2 s on a crowded machine.
+    assert re.match(r"killed in trace after [12]\.", row.reason) and row.reason.endswith("over the limit of 1 s")

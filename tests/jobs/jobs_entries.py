@@ -83,6 +83,10 @@ def call_exit(payload, phase):
     sys.exit(0)
 
 
+def return_wrongly(payload, phase):
+    return [1] if payload["what"] == "list" else {"time": float("nan")}
+
+
 def flood(payload, phase):
     """Writes some MiB to stderr and stdout, then returns a large value."""
     line = "x" * 1023 + "\n"

@@ -34,7 +34,8 @@ def test_seconds_are_kept_and_slow_is_a_timeout(light_pool, call):
     """Case 2: the seconds of quick builds are stored; the slow one is a timeout, not an error."""
     pool = light_pool(trace_s=1.5)
     tasks = [call("sleep", seconds=0.3), call("sleep", seconds=0.4), call("sleep", seconds=120)]
-    quick, other, slow = (by_id(pool.run(tasks))[task.id] for task in tasks)
+    results = by_id(pool.run(tasks))
+    quick, other, slow = (results[task.id] for task in tasks)
     assert 0.3 <= quick.seconds["trace"] < 1.5
     assert 0.4 <= other.seconds["trace"] < 1.5
     assert slow.status is Status.COMPILE_TIMEOUT

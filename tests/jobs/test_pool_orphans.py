@@ -18,7 +18,7 @@ with Pool(workers=2, warm=(), limits=Limits(trace_s=300)) as pool:
     with open({pids!r}, "a") as file:
         file.write(str(pool.zygote_pid) + "\\n")
     {before}
-    tasks = [Task("a", payload, entry="jobs_entries:hang"), Task("b", {{}}, entry="jobs_entries:nothing")]
+    tasks = [Task("a", payload, entry="jobs_entries:hang"), Task("b", {{"seconds": 0.7}}, entry="jobs_entries:sleep")]
     for result in pool.run(tasks):
         {at_result}
 """
@@ -94,7 +94,7 @@ def test_an_exception_in_user_code(script, tmp_path, wait_for, all_gone):
     parent = script(hanging(pids, at_result="raise ValueError('in user code')"))
     output, _ = parent.communicate(timeout=20)
     assert "in user code" in output
-    all_gone(wait_for(pids, 2), within_s=0.2)
+    all_gone(wait_for(pids, 4), within_s=0.2)
 
 
 def test_an_end_without_close(script, tmp_path, wait_for, all_gone):

@@ -70,7 +70,7 @@ def test_declared_traced_and_compiled_agree(compiled):
         assert result.ok, result.reason
         declared = declared_footprint(spec.implementation(name), parse_arch(arch), static, tunables)
         probe = Probe.of_report(result.value, declared)
-        assert probe.agrees, f"{arch} {tunables}: {probe.sentence()}"
+        assert probe.agrees, f"{arch} {tunables}: {probe.disagreements()}"
         for reading in probe.readings().values():
             assert None not in [getattr(reading, field) for field in FIELDS]
 
@@ -89,7 +89,7 @@ def test_a_whole_kernel_agrees(compiled):
         assert result.ok, result.reason
         declared = declared_footprint(spec.implementation(variant.implementation), arch, problem, variant.tunables)
         probe = Probe.of_report(result.value, declared)
-        assert probe.agrees, f"{variant}: {probe.sentence()}"
+        assert probe.agrees, f"{variant}: {probe.disagreements()}"
         assert probe.compiled.registers > 10
         assert probe.compiled.spill_bytes == 0
 
@@ -108,7 +108,7 @@ def test_the_trace_lays_out_shared_memory_as_the_compiler_does(compiled):
     for name, result in zip(names, compiled(requests), strict=True):
         assert result.ok, result.reason
         probe = Probe.of_report(result.value)
-        assert probe.agrees, f"{name}: {probe.sentence()}"
+        assert probe.agrees, f"{name}: {probe.disagreements()}"
         assert probe.traced.smem_bytes is not None
 
 

@@ -149,7 +149,7 @@ def build_fixture(b):
         kernel = kernels.WholeTileInOneThread(128, 8)
         return kernel, kernel.args()
     if how == "nested_ifs":
-        return kernels.NestedIfs(1000), args
+        return kernels.NestedIfs(700), args
     if how == "nested_ifs_slow":
         return kernels.NestedIfs(400), args
     if how == "garbage_ptx":

@@ -9,8 +9,15 @@ import psutil
 import pytest
 
 from tests.sweep.conftest import Cache, ids, reference
+from tunekit.arch import ARCHES
+from tunekit.compiling import Unit
 from tunekit.errors import UserError
-from tunekit.model import Stage, Status
+from tunekit.measure import MeasuringWorker
+from tunekit.model import Outcome, Stage, Status, Values, Variant
+from tunekit.space import expand
+from tunekit.spec import load_spec
+from tunekit.sweep.measuring import Measurer
+from tunekit.sweep.problem import ProblemRun
 
 SCALE = reference("host_scale", "host_scale")
 FAULTY = reference("host_scale", "host_faulty")
@@ -117,6 +124,67 @@ def test_a_second_sweep_does_nothing_twice_but_the_final(cache: Cache) -> None:
     assert {t.protocol.partition("/")[0] for t in again} == {"final"}, "only the final is held again"
 
 
+def failing_final(monkeypatch: pytest.MonkeyPatch, fault: Any, outcome: Outcome) -> None:
+    """Have every final end with `outcome` for the variant of that fault, and as it does for the others."""
+    held = MeasuringWorker.final
+
+    def final(worker: MeasuringWorker, jobs: Any, *more: Any, **options: Any) -> dict[str, Outcome]:
+        found = held(worker, [job for job in jobs if job.variant.tunables.fault != fault], *more, **options)
+        return found | {job.variant.id: outcome for job in jobs if job.variant.tunables.fault == fault}
+
+    monkeypatch.setattr(MeasuringWorker, "final", final)
+
+
+def test_a_variant_that_fails_in_the_final_is_shown_as_failed(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was right while searching, and as the default it races; its row and the exit status must not say ok."""
+    failing_final(monkeypatch, "none", Outcome(Stage.MEASURE, Status.WRONG_RESULT, "in the final, y: mismatch at [0]"))
+    report = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("none", "ulp")))
+    assert statuses(report) == {"none": "wrong_result", "ulp": "ok"}
+    monkeypatch.undo()
+    again = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("none", "ulp")))
+    assert statuses(again) == {"none": "wrong_result", "ulp": "ok"}, "and that is remembered"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(
+            Stage.MEASURE, Status.DEVICE_FAULT, "no complete round: throttled", windows=(Values(rejected="throttled"),)
+        ),
+        Outcome(Stage.MEASURE, Status.LAUNCH_ERROR, "out of memory", facts=Values(out_of_memory=True)),
+    ],
+    ids=["throttled", "out of memory"],
+)
+def test_what_is_not_the_variants_own_fault_is_tried_again(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+) -> None:
+    """A GPU that throttled, or that others had filled, during one final keeps no variant out of the next sweep."""
+    wanted = ids(FAULTY, ROWS, fault=("none", "ulp"))
+    failing_final(monkeypatch, "none", outcome)
+    assert statuses(cache.run(FAULTY, ROWS, variants=wanted))["none"] == outcome.status
+    monkeypatch.undo()
+    assert statuses(cache.run(FAULTY, ROWS, variants=wanted)) == {"none": "ok", "ulp": "ok"}
+
+
+def test_an_artifact_that_vanishes_before_it_is_run_fails_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collected, or found damaged and moved aside, between compile and run: one failure, and the sweep goes on."""
+    good, lost = ids(FAULTY, ROWS, fault=("none", "ulp"))
+    job = Measurer._job
+
+    def one_lost(measurer: Measurer, unit: Unit) -> Any:
+        if unit.variant.id == lost:
+            measurer.artifacts.manifest(unit.key).unlink(missing_ok=True)
+        return job(measurer, unit)
+
+    monkeypatch.setattr(Measurer, "_job", one_lost)
+    report = cache.run(FAULTY, ROWS, variants=(good, lost))
+    assert statuses(report) == {"none": "ok", "ulp": "launch_error"}
+    (problem,) = report.problems
+    assert "its artifact is gone" in next(row.reason for row in problem.rows if not row.ok)
+    monkeypatch.undo()
+    assert statuses(cache.run(FAULTY, ROWS, variants=(good, lost))) == {"none": "ok", "ulp": "ok"}
+
+
 def test_force_beats_what_is_cached(cache: Cache) -> None:
     """Case 63."""
     wanted = ids(FAULTY, ROWS, fault=("none", "half"))
@@ -144,6 +212,31 @@ def test_a_search_with_a_budget_stays_within_it_and_the_default_races(cache: Cac
     (problem,) = report.problems
     assert len(problem.rows) == 5
     assert 1 in {row.variant.tunables.number for row in problem.rows}, "the default is always evaluated"
+
+
+@pytest.mark.parametrize("search", ["exhaustive", "random", "tpe"])
+@pytest.mark.parametrize("budget", [2, 5, 19])
+def test_a_budget_is_spent_whole_and_the_default_is_among_what_it_buys(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, search: str, budget: int
+) -> None:
+    """Whatever the strategy proposes first: proposals that the opening took cost nothing and end nothing."""
+    evaluated: list[list[int]] = []
+
+    def take(run: ProblemRun, batch: list[Variant], measurer: object) -> None:
+        evaluated.append([int(v.tunables["number"]) for v in batch])
+
+    monkeypatch.setattr(ProblemRun, "_evaluate", take)
+    last = ids(MANY, {"n": 64}, number=(20,))[0]
+    monkeypatch.setattr("tunekit.sweep.problem.default_variant", lambda spec, arch, problem: by_id(last))
+    cache.run(MANY, {"n": 64}, search=search, budget=str(budget), verify="none")
+    numbers = [number for batch in evaluated for number in batch]
+    assert len(numbers) == len(set(numbers)) == budget
+    assert numbers[0] == 20
+
+
+def by_id(id: str) -> Variant:
+    spec = load_spec(MANY)
+    return next(v for v in expand(spec, ARCHES["host"], spec.problem({"n": 64})).variants if v.id == id)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tunekit import identity, space
 from tunekit.arch import Arch
 from tunekit.environment import environment
-from tunekit.errors import UserError
 from tunekit.model import Footprint, Values, Variant
 from tunekit.spec import Constraint, KernelSpec
 
@@ -60,13 +59,5 @@ def select(points: Sequence[Point], ids: Sequence[str]) -> list[Point]:
     Raises:
         UserError: an id that none, or more than one, begins with.
     """
-    if not ids:
-        return list(points)
-    chosen: list[Point] = []
-    for wanted in ids:
-        matching = [point for point in points if point.variant.id.startswith(wanted)]
-        if len(matching) != 1:
-            what = "no variant" if not matching else f"{len(matching)} variants"
-            raise UserError(f"{what} of this problem and architecture begin with '{wanted}' (tunekit list shows them)")
-        chosen += matching
-    return chosen
+    by_id = {point.variant.id: point for point in points}
+    return [by_id[variant.id] for variant in space.named([point.variant for point in points], ids)]

@@ -6,9 +6,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tunekit import settings as defaults
-from tunekit.compiling import Unit
-from tunekit.jobs import Event, Limits, Pool, TaskResult, compile_task
+from tunekit.compiling import Unit, compile_limits
+from tunekit.jobs import Event, Pool, TaskResult, compile_task
 from tunekit.progress import SweepEvent
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec
@@ -22,18 +21,13 @@ def trace(
     """Trace each unit in a process of its own, and run its back end too if `back_end`; results as they end."""
     by_key = {unit.key: unit for unit in units}
     backends = tuple(dict.fromkeys(spec.implementation(unit.variant.implementation).backend for unit in units))
-    limits = Limits(
-        trace_s=settings.trace_limit_s or defaults.DEFAULT_TRACE_LIMIT_S,
-        backend_s=settings.compile_limit_s or spec.compile_limit_s or defaults.DEFAULT_COMPILE_LIMIT_S,
-        memory_bytes=settings.memory_limit_bytes or defaults.DEFAULT_MEMORY_LIMIT_BYTES,
-    )
     with tempfile.TemporaryDirectory(prefix="tunekit-probe-") as scratch:
         tasks = []
         for key, unit in by_key.items():
             out_dir = Path(scratch) / key[:24]
             out_dir.mkdir()
             tasks.append(compile_task(unit.request(out_dir, trace_only=not back_end), id=key))
-        with Pool(workers=settings.jobs, warm=backends, limits=limits) as pool:
+        with Pool(workers=settings.jobs, warm=backends, limits=compile_limits(spec, settings)) as pool:
             done = 0
 
             def tell(event: Event) -> None:

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 from tunekit.environment import environment
 from tunekit.errors import DatabaseError
 from tunekit.model import Artifact, Outcome, Values, Variant
-from tunekit.settings import (
-    DEFAULT_COMPILE_LIMIT_S,
-    DEFAULT_MEMORY_LIMIT_BYTES,
-    DEFAULT_TRACE_LIMIT_S,
-    Settings,
-    limit_s,
-)
+from tunekit.settings import Settings
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 
@@ -59,17 +53,11 @@ class OnRequestCompiler:
         return self._store.get(unit.key), "its artifact vanished as soon as it was compiled"
 
     def _run(self, unit: Unit) -> Outcome:
-        from tunekit.compiling import Compiler
-        from tunekit.jobs import Limits, Pool
+        from tunekit.compiling import Compiler, compile_limits
+        from tunekit.jobs import Pool
 
-        settings = self._settings
-        backend_s = limit_s(None, settings.compile_limit_s, self._spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S)
-        limits = Limits(
-            trace_s=min(backend_s, limit_s(None, settings.trace_limit_s, None, DEFAULT_TRACE_LIMIT_S)),
-            backend_s=backend_s,
-            memory_bytes=settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES,
-        )
         backend = self._spec.implementation(unit.variant.implementation).backend
+        limits = compile_limits(self._spec, self._settings)
         with Pool(workers=1, warm=(backend,), limits=limits) as pool, self._records() as records:
             compiler = Compiler(pool, self._store, records, environment(0))
             ((_, outcome),) = compiler.compile([unit])

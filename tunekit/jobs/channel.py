@@ -37,10 +37,14 @@ class Reader:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """A message, or None for what is none: a killed writer leaves half a line."""
     try:
-        message = json.loads(line)
-    except ValueError:
+        message = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class Writer:
@@ -72,4 +76,4 @@ class Writer:
 
 
 def encoded(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"

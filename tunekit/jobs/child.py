@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -27,12 +28,12 @@ def run(task: Mapping[str, Any], results: int, output: int, parent: int) -> NoRe
     """Run a task and leave. `results` is the pipe back, `output` the file for stdout and stderr."""
     try:
         _settle(output, parent)
-        message = _call(task, results)
+        message = encoded(_call(task, results))
     except BaseException as error:
         # The process's edge: whatever is thrown here ends as words in the result, SystemExit included.
-        message = {"error": words_of(error)}
+        message = encoded({"error": words_of(error)})
         traceback.print_exc()
-    _write(results, encoded(message))
+    _write(results, message)
     os._exit(0)
 
 
@@ -48,8 +49,10 @@ def _settle(output: int, parent: int) -> None:
         os.dup2(output, fd)
     faulthandler.enable(STDERR_FD)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE_BYTES, LARGEST_FILE_BYTES))
-    with open("/proc/self/oom_score_adj", "w") as file:
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = LARGEST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, LARGEST_FILE_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(OOM_SCORE)
 
 
@@ -60,6 +63,8 @@ def _call(task: Mapping[str, Any], results: int) -> dict[str, Any]:
     module, _, function = str(task["entry"]).partition(":")
     entry = getattr(importlib.import_module(module), function)
     value = entry(task["payload"], phase)
+    if not isinstance(value, dict):
+        raise TypeError(f"{task['entry']} returned {type(value).__name__}, not a dict")
     return {"value": value}
 
 

@@ -23,7 +23,7 @@ from tunekit.errors import TunekitError
 from tunekit.jobs import tree
 from tunekit.jobs.channel import Reader, encoded
 from tunekit.jobs.machine import worker_count
-from tunekit.jobs.task import Ending, Event, Limits, Task, TaskResult, conclude
+from tunekit.jobs.task import SERVER, Ending, Event, Limits, Task, TaskResult, conclude
 from tunekit.launch import module_command
 
 MARKER = "TUNEKIT_POOL"
@@ -61,7 +61,7 @@ class Pool:
         self._events: deque[Event] = deque()
         self._tasks: dict[str, Task] = {}
         self._started: dict[str, tuple[float, str]] = {}
-        self._acks: set[str] = set()
+        self._awaited: str | None = None
         self._bereaved: set[str] = set()  # tasks that have lost a zygote
         self._paused = False
         self._deaths = 0
@@ -167,13 +167,13 @@ class Pool:
                 self._zygote.send({"op": "pause"})
 
     def _ask(self, op: str, answer: str) -> None:
+        self._awaited = answer
         self._zygote.send({"op": op})
-        while answer not in self._acks:
+        while self._awaited is not None:
             self._pump(None)
-        self._acks.discard(answer)
 
     def _cancel(self) -> None:
-        self._tasks.clear()
+        self._tasks.clear()  # so that a zygote that dies now begins nothing again
         self._bereaved.clear()
         if not self._zygote.ready:  # it was told of no task yet, and its next message is "ready"
             return
@@ -197,7 +197,8 @@ class Pool:
     def _note(self, message: dict[str, Any]) -> Event | None:
         kind = message["event"]
         if kind in ("paused", "resumed", "cancelled"):
-            self._acks.add(kind)
+            if self._awaited == kind:
+                self._awaited = None
             return None
         name = str(message["id"])
         if kind == "started":
@@ -232,12 +233,12 @@ class Pool:
                 del self._started[name]
                 continue
             spent = {phase: time.monotonic() - since}
-            self._finish(name, Ending(phase=phase, seconds=spent, signal=-code if code < 0 else None, stderr=how))
+            self._finish(name, Ending(phase=phase, seconds=spent, killed_for=SERVER, stderr=how))
         self._deaths += 1
         if self._deaths >= MOST_DEATHS:
             raise TunekitError(f"{how}, {self._deaths} times in a row; its last words: {self._zygote.last_words}")
         self._zygote = _Zygote(self._warm, self.workers)
-        self._acks |= {"paused", "resumed", "cancelled"}
+        self._awaited = None
         for task in list(self._tasks.values()):
             self._await_ready()
             self._zygote.send(self._message(task))

@@ -13,6 +13,7 @@ from tunekit.jobs.channel import Reader
 
 TRACE = ("start", "trace")
 STDERR_TAIL_BYTES = 4000
+STARVATION_CREDIT = 0.5
 
 
 class Running:
@@ -84,8 +85,8 @@ class Running:
     def broken_limit(self, now: float) -> str | None:
         """The limit that the task has broken: ``trace``, ``backend``, ``memory``; None if none.
 
-        Time that the child was ready to run but got no core is not counted, up to once the limit
-        again: a crowded machine makes no false timeouts, and a hang still ends.
+        Time that the child was ready to run but got no core is not counted, up to half the limit:
+        a crowded machine makes fewer false timeouts, and a hang still ends in time.
         """
         limits = self._task["limits"]
         traced = sum(self._seconds.get(phase, 0.0) for phase in TRACE)
@@ -94,7 +95,7 @@ class Running:
         else:
             name, spent, starved = "backend", now - self._started - traced, self._starved - self._starved_in_trace
         allowed = limits[f"{name}_s"]
-        if allowed is not None and spent - min(starved, allowed) > allowed:
+        if allowed is not None and spent - min(starved, STARVATION_CREDIT * allowed) > allowed:
             return self._breaks(name, allowed)
         memory = limits["memory_bytes"]
         if memory is not None and self._peak > memory:

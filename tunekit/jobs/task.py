@@ -22,6 +22,7 @@ POOL_FRAME = "tunekit/jobs/"
 FRAMES_IN_REASON = 2
 STARVED_WORTH_SAYING_S = 0.5
 MIB = 2**20
+SERVER = "server"
 # What a compiler writes before it gives up for want of memory.
 OUT_OF_MEMORY_WORDS = ("out of memory", "bad_alloc", "MemoryError")
 
@@ -84,7 +85,8 @@ class TaskResult:
 
     `value` is what the entry returned; `phase` the one it ended in; `seconds` the
     wall time of each phase; `peak_rss_bytes` of the child's whole tree; `stderr`
-    the end of what it wrote.
+    the end of what it wrote. `server_died`: the process that ran all tasks went, and
+    this one with it, so that its end says nothing about the task.
     """
 
     id: str
@@ -97,6 +99,7 @@ class TaskResult:
     signal: int | None = None
     exit_code: int | None = None
     stderr: str = ""
+    server_died: bool = False
 
     @property
     def ok(self) -> bool:
@@ -118,8 +121,8 @@ def compile_task(request: CompileRequest, *, id: str | None = None, limits: Limi
 class Ending:
     """The raw facts of a child's end, as its supervisor saw them.
 
-    `killed_for` names the limit that it broke: ``trace``, ``backend``, ``memory``, or
-    ``cancel``; `limit` is that limit's value; `error` is what its edge caught;
+    `killed_for` names the limit that it broke: ``trace``, ``backend``, ``memory``, ``cancel``, or
+    ``server``, whose death took it along; `limit` is that limit's value; `error` is what its edge caught;
     `starved_s` how long it was ready to run without a core.
     """
 
@@ -153,6 +156,7 @@ def conclude(task: Task, ending: Ending) -> TaskResult:
         signal=ending.signal,
         exit_code=ending.exit_code,
         stderr=ending.stderr,
+        server_died=ending.killed_for == SERVER,
     )
 
 
@@ -171,6 +175,8 @@ def _judge(task: Task, ending: Ending) -> tuple[Status, str]:
         return Status.COMPILE_OUT_OF_MEMORY, f"killed: {peak} MiB of memory > {limit} MiB" + about
     if ending.killed_for == "cancel":
         return Status.COMPILE_CRASHED, "cancelled" + about
+    if ending.killed_for == SERVER:
+        return Status.COMPILE_CRASHED, ending.stderr + about
     if ending.value is not None:
         status, reason = _judge_value(ending.value)
         silent = status is not Status.OK and (not reason or NO_MESSAGE in reason)

@@ -28,6 +28,8 @@ from tunekit.jobs.running import Running
 # How often limits and memory are looked at while something runs, and the parent's life while nothing does.
 TICK_S = 0.05
 IDLE_TICK_S = 0.5
+# How long to wait for a killed process to be gone.
+ORPHANS_LIMIT_S = 2.0
 
 
 def main() -> None:
@@ -163,7 +165,11 @@ class Zygote:
     def _start_tasks(self) -> None:
         while self._queue and len(self._running) < self._workers and self._paused_at is None:
             task = self._queue.popleft()
-            running = self._fork(task, self._now())
+            try:
+                running = self._fork(task, self._now())
+            except OSError as error:  # no process, memory or disk left: this task's misfortune alone
+                self.tell({"event": "finished", "id": task["id"], "ending": _unborn(error)})
+                continue
             self._running[running.pid] = running
             self._selector.register(running.results, selectors.EVENT_READ)
             self.tell({"event": "started", "id": running.id, "pid": running.pid})
@@ -231,12 +237,18 @@ class Zygote:
 
     def _kill_orphans(self) -> None:
         orphans = [pid for pid in tree.children(os.getpid()) if pid not in self._running]
+        deadline = time.monotonic() + ORPHANS_LIMIT_S
         while orphans:
             tree.kill_trees(orphans)
             for pid in orphans:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
-            orphans = [pid for pid in tree.children(os.getpid()) if pid not in self._running]
+                    os.waitpid(pid, os.WNOHANG)
+            left = [pid for pid in tree.children(os.getpid()) if pid not in self._running]
+            if left and time.monotonic() > deadline:
+                return  # in an uninterruptible wait: it dies when that ends, and is reaped then
+            if left == orphans:
+                time.sleep(0.001)
+            orphans = left
 
     def _kill_everything(self) -> None:
         tree.kill_trees(self._running)
@@ -253,6 +265,11 @@ class Zygote:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wakeup, 4096):
                 pass
+
+
+def _unborn(error: OSError) -> dict[str, Any]:
+    """The ending of a task whose child could not be started."""
+    return {"phase": "start", "seconds": {}, "error": f"can't start a worker: {error}"}
 
 
 def _wakeup_pipe() -> int:

@@ -6,13 +6,14 @@ bench) imports torch and runs in the child process only.
 """
 
 from tunekit.measure.client import LateFault, MeasuringWorker
-from tunekit.measure.job import RunJob
+from tunekit.measure.job import OUT_OF_MEMORY, RunJob
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.protocol import protocol
 from tunekit.measure.statistics import DEFAULT_MARGIN, Decision, Standing, choose, spread, usable
 
 __all__ = [
     "DEFAULT_MARGIN",
+    "OUT_OF_MEMORY",
     "Decision",
     "LateFault",
     "MeasuringWorker",

@@ -10,6 +10,9 @@ from tunekit.errors import UserError
 from tunekit.measure.statistics import usable
 from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, to_json
 
+# The fact of a failed outcome that memory ran out: how much was free is not the variant's doing.
+OUT_OF_MEMORY = "out_of_memory"
+
 
 @dataclass(frozen=True)
 class RunJob:

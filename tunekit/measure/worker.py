@@ -22,7 +22,7 @@ from tunekit.backends.load import load_artifact
 from tunekit.errors import SpecError, TunekitError, UserError
 from tunekit.measure.bench import Bench, Loaded, WrongInFinal
 from tunekit.measure.device import Device, first_line, is_out_of_memory
-from tunekit.measure.job import RunJob
+from tunekit.measure.job import OUT_OF_MEMORY, RunJob
 from tunekit.measure.verify import Verifier
 from tunekit.model import Outcome, Stage, Status, Values, to_json
 from tunekit.spec import load_spec
@@ -184,7 +184,8 @@ class Worker:
             raise DeviceLost(job.variant.id, Outcome(stage, Status.DEVICE_FAULT, reason))
         if memory:
             left = self._device.memory_words()
-            return Outcome(stage, Status.LAUNCH_ERROR, f"out of memory: {words}" + (f" ({left} now)" if left else ""))
+            reason = f"out of memory: {words}" + (f" ({left} now)" if left else "")
+            return Outcome(stage, Status.LAUNCH_ERROR, reason, facts=Values({OUT_OF_MEMORY: True}))
         if phase == "prepare" and not isinstance(error, TunekitError):
             raise SpecError(f"inputs or reference failed for {job.problem}: {words}", field="reference")
         return Outcome(stage, Status.LAUNCH_ERROR, words)

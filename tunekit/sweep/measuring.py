@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunekit.compiling import Unit
-from tunekit.measure import Decision, MeasuringWorker, RunJob, choose
+from tunekit.measure import OUT_OF_MEMORY, Decision, MeasuringWorker, RunJob, choose
 from tunekit.measure.protocol import is_current
-from tunekit.model import Outcome, Stage, Trial, Values, Variant, Winner
+from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
@@ -44,7 +44,11 @@ class Measurer:
     retry_failed: bool
 
     def earlier(self) -> dict[str, Outcome]:
-        """What former sweeps found out here for this problem, by compile key: search times, and failures."""
+        """What former sweeps found out here for this problem, by compile key: search times, and failures.
+
+        Of the failures only those that are the variant's own: a final whose windows were all
+        throttled, or memory that others had taken, is no reason not to try again.
+        """
         if not self.resume:
             return {}
         here = comparable(self.target.environment)
@@ -54,30 +58,36 @@ class Measurer:
             if comparable(trial.environment) != here or outcome.stage not in (Stage.VERIFY, Stage.MEASURE):
                 continue
             timed = outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search")
-            if timed or (not outcome.ok and not self.retry_failed):
+            own_fault = not outcome.ok and not outcome.windows and not outcome.facts.get(OUT_OF_MEMORY, False)
+            if timed or (own_fault and not self.retry_failed):
                 known[trial.compile_key] = outcome
         return known
 
     def check(self, unit: Unit) -> Outcome:
         """Verify a variant and, if it is right, time it; the last outcome."""
         job = self._job(unit)
+        if isinstance(job, Outcome):
+            return job
         verified = self._kept(unit, self.worker.verify(job))
         return self._kept(unit, self.worker.time(job)) if verified.ok else verified
 
     def final(
         self, timed: Mapping[str, Timed], incumbent: str | None, default: str | None, note: Callable[[str], None]
-    ) -> tuple[Winner | None, str]:
+    ) -> tuple[Winner | None, str, dict[str, Outcome]]:
         """Race the fastest variants, the incumbent and the default (`timed` by variant id), and record who won.
 
-        Returns the winner, or None and why there is none.
+        Returns the winner, or None and why there is none; and the finalists that failed, by variant id.
         """
         racing = finalists({id: t.measured.samples_us for id, t in timed.items()}, [incumbent, default])
         if not racing:
-            return None, "no variant was both right and measured"
+            return None, "no variant was both right and measured", {}
         note(f"final: {len(racing)} variants take turns")
-        outcomes = self.worker.final([self._job(timed[id].unit) for id in racing])
+        jobs = {id: self._job(timed[id].unit) for id in racing}
+        outcomes = self.worker.final([job for job in jobs.values() if isinstance(job, RunJob)])
         for id, outcome in outcomes.items():
             self._kept(timed[id].unit, outcome)
+        outcomes |= {id: job for id, job in jobs.items() if isinstance(job, Outcome)}
+        failed = {id: outcome for id, outcome in outcomes.items() if not outcome.ok}
         decision = choose(
             {id: outcome.samples_us for id, outcome in outcomes.items() if outcome.ok},
             incumbent=incumbent,
@@ -87,15 +97,17 @@ class Measurer:
         if decision.winner is None:
             reasons = {id: outcome.reason for id, outcome in outcomes.items()} | dict(decision.excluded)
             words = "; ".join(f"{timed[id].unit.variant}: {reason}" for id, reason in reasons.items())
-            return None, f"no finalist could be measured: {words}"
+            return None, f"no finalist could be measured: {words}", failed
         winner = self._winner(decision, decision.winner, timed, outcomes)
         self.store.put_winner(winner)
-        return winner, ""
+        return winner, "", failed
 
-    def _job(self, unit: Unit) -> RunJob:
+    def _job(self, unit: Unit) -> RunJob | Outcome:
+        """What the worker is asked; or, where the artifact was collected or damaged meanwhile, a failure to say so."""
         artifact = self.artifacts.get(unit.key)
         if artifact is None:
-            raise LookupError(f"{unit.variant} was compiled, but its artifact is gone from {self.artifacts.root}")
+            reason = f"it was compiled, but its artifact is gone from {self.artifacts.root}; sweep again"
+            return Outcome(Stage.VERIFY, Status.LAUNCH_ERROR, reason)
         so = str(self.artifacts.path(artifact))
         return RunJob(unit.reference, self.problem, unit.variant, so, artifact.symbol)
 

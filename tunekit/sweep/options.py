@@ -11,7 +11,7 @@ from tunekit.arch import Arch
 from tunekit.environment import environment
 from tunekit.errors import UserError
 from tunekit.model import Environment, Value, Values
-from tunekit.space import Expansion, choose_arch
+from tunekit.space import Expansion, choose_arch, named
 from tunekit.spec import KernelSpec
 
 VERIFIERS = ("auto", "gpu", "none")
@@ -88,15 +88,6 @@ def restrict(expansion: Expansion, ids: Sequence[str]) -> Expansion:
     Raises:
         UserError: no variant, or more than one, begins with an id.
     """
-    chosen = []
-    for wanted in ids:
-        matching = [variant for variant in expansion.variants if variant.id.startswith(wanted)]
-        if len(matching) != 1:
-            what = "no variant" if not matching else f"{len(matching)} variants"
-            raise UserError(f"{what} of this problem begin with '{wanted}' (tunekit list shows them)")
-        chosen += matching
-    if not ids:
-        return expansion
-    left = tuple(dict.fromkeys(chosen))
+    left = tuple(named(expansion.variants, ids))
     removed = {**expansion.removed, "--variant": len(expansion.variants) - len(left)}
     return dataclasses.replace(expansion, variants=left, removed={k: n for k, n in removed.items() if n})

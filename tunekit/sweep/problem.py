@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tunekit.compiling import Unit, units
+from tunekit.compiling import DISAGREEMENT, Unit, units
 from tunekit.errors import UserError
 from tunekit.jobs import Event
 from tunekit.measure import MeasuringWorker
@@ -64,6 +64,9 @@ class ProblemRun:
     timed: dict[str, Timed] = field(default_factory=dict)
     winner: Winner | None = None
     why_no_winner: str = "the sweep was interrupted"
+    notes: list[str] = field(default_factory=list)
+    _units: dict[str, Unit] = field(default_factory=dict)
+    _earlier: dict[str, Outcome] = field(default_factory=dict)
 
     def go(self) -> None:
         run = self.run
@@ -81,18 +84,23 @@ class ProblemRun:
             self.why_no_winner = f"no variant fits {run.target.arch.name}: all are over budget"
             return
         measurer = self._measurer()
+        self._units = {unit.variant.id: unit for unit in units(run.spec, run.reference, self.problem, fitting)}
+        self._earlier = measurer.earlier() if measurer else {}
         for batch in self._batches(fitting, first):
             self._evaluate(batch, measurer)
+        self._tell_disagreements()
         if measurer is None:
             self.why_no_winner = f"nothing was measured: {run.target.why}"
             return
         self._tell_late_faults(measurer.worker)
-        self.winner, self.why_no_winner = measurer.final(
+        self.winner, self.why_no_winner, failed = measurer.final(
             self.timed,
             incumbent.variant.id if incumbent else None,
             default.id if default else None,
             lambda text: self._emit("phase", text=text),
         )
+        for id, outcome in failed.items():
+            self._finish(self.timed[id].unit.variant, outcome, 0, 0)
         if self.winner is not None:
             self._emit("winner", variant=self.winner.variant, text=f"{self.winner.median_us:.2f} us")
 
@@ -117,6 +125,21 @@ class ProblemRun:
             self._emit("note", text=f"a fault surfaced after {late.suspect.variant} had run: {late.reason}")
         worker.late_faults.clear()
 
+    def _tell_disagreements(self) -> None:
+        """One note where a spec's arithmetic, the trace and the machine code don't say the same of some variants."""
+        parted = [unit for unit in self._units.values() if DISAGREEMENT in self._facts(unit)]
+        if parted:
+            first, last = parted[0], "" if len(parted) == 1 else f" (and {len(parted) - 1} more)"
+            note = f"the footprint's readings disagree for {first.variant}: {self._facts(first)[DISAGREEMENT]}{last}"
+            self.notes.append(note)
+            self._emit("note", text=note)
+
+    def _facts(self, unit: Unit) -> Values:
+        """What the probe or the compile of a unit found out; nothing where it was not tried."""
+        outcomes = self.outcomes.get(unit.variant.id, {})
+        tried = outcomes.get(Stage.COMPILE) or outcomes.get(Stage.PROBE)
+        return tried.facts if tried else Values()
+
     def _batches(self, fitting: list[Variant], first: Sequence[str]) -> Iterator[list[Variant]]:
         """What to evaluate, a batch at a time: the incumbent, default and seeds, then the search's proposals."""
         options, started = self.run.options, time.monotonic()
@@ -124,23 +147,23 @@ class ProblemRun:
         strategy = make_strategy(options.search, fitting, self.budget, options.seed)
         self._emit("note", text=f"search: {strategy.name}, {len(fitting)} candidates, seed {options.seed}")
         done: set[str] = set()
-        opening = [by_id[id] for id in dict.fromkeys(first) if id in by_id]
+        pending = [by_id[id] for id in dict.fromkeys(first) if id in by_id]
         size = len(fitting) if strategy.name == "exhaustive" and self.budget.seconds is None else BATCH
-        pending = opening if strategy.name != "exhaustive" else []
         while self.budget.left(len(done)) > 0:
             if self.budget.seconds is not None and time.monotonic() - started > self.budget.seconds:
                 self._emit("note", text=f"the budget of {self.budget.seconds:g} s is spent")
                 return
             room = int(min(size, self.budget.left(len(done))))
-            batch = [v for v in (pending or strategy.ask(room)) if v.id not in done][:room]
-            asked_nothing = not batch and not pending
-            pending = []
-            if asked_nothing:
+            batch, pending = pending[:room], pending[room:]
+            done |= {variant.id for variant in batch}
+            # A strategy doesn't know what the opening took: asking goes on until the batch is full or nothing is left.
+            while len(batch) < room and (asked := strategy.ask(room - len(batch))):
+                batch += [variant for variant in asked if variant.id not in done]
+                done |= {variant.id for variant in asked}
+            if not batch:
                 return
-            if batch:
-                done |= {variant.id for variant in batch}
-                yield batch
-                strategy.tell([Told(v, self._time(v)) for v in batch])
+            yield batch
+            strategy.tell([Told(v, self._time(v)) for v in batch])
 
     def _time(self, variant: Variant) -> float | None:
         measured = self.outcomes.get(variant.id, {}).get(Stage.MEASURE)
@@ -150,7 +173,7 @@ class ProblemRun:
 
     def _evaluate(self, batch: list[Variant], measurer: Measurer | None) -> None:
         run = self.run
-        wanted = units(run.spec, run.reference, self.problem, batch)
+        wanted = [self._units[variant.id] for variant in batch]
         self._emit("phase", text="compile", total=len(wanted))
         compiled: list[tuple[Unit, Outcome]] = []
         for unit, outcome in run.compiler.compile(wanted, self._on_compile(wanted)):
@@ -160,10 +183,9 @@ class ProblemRun:
         if measurer is None or not ready:
             return
         self._emit("phase", text="verify and measure", total=len(ready))
-        earlier = measurer.earlier()
         for index, (unit, outcome) in enumerate(ready, 1):
             self._emit("started", variant=unit.variant, text="measure", done=index - 1, total=len(ready))
-            measured = earlier.get(unit.key) or measurer.check(unit)
+            measured = self._earlier.get(unit.key) or measurer.check(unit)
             self._finish(unit.variant, measured, index, len(ready))
             if measured.ok and measured.stage is Stage.MEASURE:
                 self.timed[unit.variant.id] = Timed(unit, outcome, measured)

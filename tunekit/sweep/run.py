@@ -47,6 +47,7 @@ def sweep(
     if unwritable:
         raise UserError(f"a sweep keeps its artifacts, and can't: {unwritable}; set TUNEKIT_CACHE to another directory")
     reports: list[ProblemReport] = []
+    notes: list[str] = [target.why] if target.why else []
     state: Literal["done", "interrupted", "failed"] = "failed"
     with Store.open(settings.database) as store:
         arguments = {"problems": [dict(p) for p in wanted], **dataclasses.asdict(options)}
@@ -61,10 +62,16 @@ def sweep(
                         one.go()
                     finally:
                         reports.append(one.report())
+                        notes += one.notes
             state = "done"
         except KeyboardInterrupt:
             state = "interrupted"
         finally:
             store.finish_sweep(number, state)
-    notes = (target.why,) if target.why else ()
-    return SweepReport(spec.name, target.arch.name, tuple(reports), "done" if state == "done" else "interrupted", notes)
+    return SweepReport(
+        spec.name,
+        target.arch.name,
+        tuple(reports),
+        "done" if state == "done" else "interrupted",
+        tuple(dict.fromkeys(notes)),
+    )

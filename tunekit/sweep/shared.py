@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tunekit import settings as defaults
-from tunekit.compiling import Compiler
-from tunekit.jobs import Limits, Pool
+from tunekit.compiling import Compiler, compile_limits
+from tunekit.jobs import Pool
 from tunekit.measure import MeasuringWorker
 from tunekit.progress import SweepEvent
-from tunekit.settings import Settings, limit_s
+from tunekit.settings import DEFAULT_RUN_LIMIT_S, Settings, limit_s
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
@@ -37,15 +36,6 @@ class Shared:
         self.on_event(SweepEvent("note", text=text))
 
 
-def compile_limits(spec: KernelSpec, settings: Settings) -> Limits:
-    """A spec's compile limits: what was set for this run, else the spec's own, else the defaults."""
-    return Limits(
-        trace_s=limit_s(None, settings.trace_limit_s, None, defaults.DEFAULT_TRACE_LIMIT_S),
-        backend_s=limit_s(None, settings.compile_limit_s, spec.compile_limit_s, defaults.DEFAULT_COMPILE_LIMIT_S),
-        memory_bytes=settings.memory_limit_bytes or defaults.DEFAULT_MEMORY_LIMIT_BYTES,
-    )
-
-
 @contextlib.contextmanager
 def shared(
     spec: KernelSpec,
@@ -67,7 +57,7 @@ def shared(
         on_event(SweepEvent("note", text=pool.why))
         worker = None
         if target.device is not None:
-            run_limit_s = limit_s(None, settings.run_limit_s, None, defaults.DEFAULT_RUN_LIMIT_S)
+            run_limit_s = limit_s(None, settings.run_limit_s, None, DEFAULT_RUN_LIMIT_S)
             worker = stack.enter_context(
                 MeasuringWorker(
                     target.device, run_limit_s, on_wait=lambda text: on_event(SweepEvent("note", text=text))

@@ -19,16 +19,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunekit.arch import Arch
+from tunekit.arch import Arch, parse_arch
 from tunekit.backends import DUMP_PREFIX, CompileReport, CompileRequest, Phase, files_in
 from tunekit.backends.cutedsl import compiled as machine_code
 from tunekit.backends.cutedsl import traced as ir_reading
 from tunekit.backends.cutedsl.link import link
-from tunekit.model import Footprint, Status
+from tunekit.errors import TunekitError
+from tunekit.model import Footprint, Status, Values
 from tunekit.spec import Build, Implementation
 
 # Read by CuTeDSL when it is imported. An arch is given so that it never asks the driver for one.
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
+WARM_UP_ARCH = "sm_100a"
+LIBRARIES_VARIABLE = "CUTE_DSL_LIBS"
 # An arch for which nothing here is compiled: on a match CuTeDSL also makes a JIT engine for
 # running the kernel at once, 70 ms that an exported kernel has no use for (2026-11).
 NO_EXECUTION_ARCH = "sm_80"
@@ -39,19 +42,25 @@ PLAIN_PATH = re.compile(r"[\w./+-]+")
 
 
 def warm() -> None:
-    """Import CuTeDSL and compile a small kernel, which pays its lazy initialisation once.
+    """Import CuTeDSL and compile a small kernel by every step of a real one: its lazy initialisation is paid once.
 
     torch is kept out: tvm_ffi imports it where it can (1.5 s, 200 MB, threads), and
     no compile needs it.
     """
-    os.environ.setdefault(ARCH_VARIABLE, "sm_100a")
+    for name in [name for name in os.environ if name.startswith("CUTE_DSL_") and name != LIBRARIES_VARIABLE]:
+        del os.environ[name]  # options by the environment are in no compile's key
+    os.environ[ARCH_VARIABLE] = WARM_UP_ARCH
     with _without_torch():
         import tvm_ffi  # noqa: F401
 
-        from tunekit.backends.cutedsl.warmup import compile_something
+        from tunekit.backends.cutedsl.warmup import WARM_UP
 
         with tempfile.TemporaryDirectory(prefix="tunekit-warm-") as scratch:
-            compile_something(Path(scratch))
+            nothing = Values()
+            request = CompileRequest("", WARM_UP.name, WARM_UP_ARCH, nothing, nothing, "tunekit_warm_up", scratch)
+            report = compile(request, WARM_UP, Build(parse_arch(WARM_UP_ARCH), nothing, nothing), lambda *_: None)
+    if report.status is not Status.OK:
+        raise TunekitError(f"the first compile failed: {report.reason}")
     gc.collect()
     gc.freeze()  # a forked child's collector would otherwise touch, and so copy, every page
 

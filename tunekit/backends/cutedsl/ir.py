@@ -8,11 +8,12 @@ from typing import Any
 
 def walk(op: Any) -> Iterator[Any]:
     """`op` and all that it contains, in program order."""
-    yield op
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from walk(inner.operation)
+    pending = [op]
+    while pending:
+        current = pending.pop()
+        yield current
+        inner = [o.operation for region in current.regions for block in region.blocks for o in block.operations]
+        pending.extend(reversed(inner))
 
 
 WIDENING = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ def link(obj: Path, so: Path) -> None:
         raise TunekitError(f"{Path(linker).name} exited with {done.returncode}: {words}")
 
 
+@functools.cache
 def _libraries() -> list[Path]:
     runtime = runtime_library()
     ffi = importlib.util.find_spec("tvm_ffi")

@@ -36,8 +36,10 @@ class TracedKernel:
 
 def read(module: Any) -> list[TracedKernel]:
     """The kernels of a traced module, in order."""
-    launches = {launch.kernel: launch for launch in _launches(module)}
-    kernels = [op for op in walk(module.operation) if op.name == "cuda.kernel"]
+    parts = [op.operation for op in module.body.operations]
+    host = [op for part in parts if part.name != "gpu.module" for op in walk(part)]
+    launches = {launch.kernel: launch for launch in _launches(host)}
+    kernels = [op for part in parts if part.name == "gpu.module" for op in walk(part) if op.name == "cuda.kernel"]
     return [_kernel(op, launches) for op in kernels]
 
 
@@ -57,7 +59,7 @@ def combine(footprints: list[Footprint]) -> Footprint:
 
 @dataclass(frozen=True)
 class _Launch:
-    """What the host code passes; None where it is computed at run time, "" of smem where CuTeDSL computes it."""
+    """What the host code passes; None where it is computed at run time. `smem_inferred`: CuTeDSL computes it."""
 
     kernel: str
     smem: int | None
@@ -69,8 +71,9 @@ class _Launch:
 def _kernel(op: Any, launches: dict[str, _Launch]) -> TracedKernel:
     name = _text(op.attributes["sym_name"])
     launch = launches.get(name)
-    needed = _dynamic_smem(op)
-    static = _static_smem(op)
+    inner = list(walk(op))
+    needed = _dynamic_smem(op, inner)
+    static = _static_smem(inner)
     if needed and static:
         static = _aligned(static, DYNAMIC_BASE_ALIGNMENT)
     smem, shortfall = needed, ""
@@ -81,21 +84,17 @@ def _kernel(op: Any, launches: dict[str, _Launch]) -> TracedKernel:
     threads = product(attribute(op, "nvvm.reqntid")) or (launch.threads if launch else None)
     footprint = Footprint(
         smem_bytes=None if smem is None or static is None else smem + static,
-        tmem_columns=_tmem_columns(op),
+        tmem_columns=_tmem_columns(inner),
         threads=threads,
         cluster=launch.cluster if launch else 1,
     )
     return TracedKernel(name, footprint, shortfall)
 
 
-def _dynamic_smem(kernel: Any) -> int | None:
+def _dynamic_smem(kernel: Any, inner: list[Any]) -> int | None:
     merged = attribute(kernel, "smem.merge_branch_allocs") is not None
-    partitions: set[int] = set()
-    for op in walk(kernel):
-        if _is_smem_alloca(op):
-            partitions.add(_partition(op))
     top: int | None = 0
-    for partition in sorted(partitions):
+    for partition in sorted({_partition(op) for op in inner if _is_smem_alloca(op)}):
         top = _laid_out(kernel, partition, merged, top)
     return top
 
@@ -124,9 +123,9 @@ def _laid_out(op: Any, partition: int, merged: bool, top: int | None) -> int | N
     return max(ends, default=top)
 
 
-def _static_smem(kernel: Any) -> int | None:
+def _static_smem(inner: list[Any]) -> int | None:
     top = 0
-    for op in walk(kernel):
+    for op in inner:
         if op.name == "cute_nvgpu.arch.alloc_smem":
             pointer = _STATIC_POINTER.search(str(op.results[0].type))
             count = _static_count(op)
@@ -144,10 +143,10 @@ def _static_count(op: Any) -> int | None:
     return constant(op.operands[0]) if len(op.operands) else None
 
 
-def _tmem_columns(kernel: Any) -> int | None:
-    """Columns of all allocations; those on the two sides of a branch exclude each other."""
+def _tmem_columns(inner: list[Any]) -> int | None:
+    """Columns of all allocations together; None if one can't be read, as in inline PTX."""
     columns = 0
-    for op in walk(kernel):
+    for op in inner:
         if op.name in INLINE_ASM and "tcgen05.alloc" in str(op.attributes):
             return None
         if op.name.endswith(".alloc_tmem"):
@@ -158,9 +157,9 @@ def _tmem_columns(kernel: Any) -> int | None:
     return columns
 
 
-def _launches(module: Any) -> Iterator[_Launch]:
-    """Every launch of the host function, with the constants that it passes."""
-    for op in walk(module.operation):
+def _launches(host: list[Any]) -> Iterator[_Launch]:
+    """Every launch of the host code, with the constants that it passes."""
+    for op in host:
         if op.name != "cuda.launch_ex":
             continue
         config = next((operand.owner for operand in op.operands if "launch_cfg" in str(operand.type)), None)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import cutlass
 from cutlass import cute
+from cutlass.memory import SmemAllocator
+
+from tunekit.spec import Build, Implementation
+
+THREADS = 32
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
-def _copy_kernel(source: cute.Tensor, target: cute.Tensor, factor: cutlass.Float32):  # type: ignore[no-untyped-def]
+def _scale_kernel(source: cute.Tensor, target: cute.Tensor, factor: cutlass.Float32):  # type: ignore[no-untyped-def]
     thread, _, _ = cute.arch.thread_idx()
-    target[thread] = source[thread] * factor
+    tile = SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(THREADS), byte_alignment=16)
+    tile[thread] = source[thread]
+    cute.arch.barrier()
+    for i in range(thread, THREADS, THREADS):
+        if i < THREADS:
+            target[i] = tile[i] * factor
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def _copy(source: cute.Tensor, target: cute.Tensor, factor: cutlass.Float32, stream):  # type: ignore[no-untyped-def]
-    _copy_kernel(source, target, factor).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+def _scale(source: cute.Tensor, target: cute.Tensor, factor: cutlass.Float32, stream):  # type: ignore[no-untyped-def]
+    _scale_kernel(source, target, factor).launch(grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
 
-def compile_something(scratch: Path) -> None:
-    """Compile and export one small kernel into `scratch`: every step of a real compile, once."""
-    tensors = [cute.runtime.make_fake_compact_tensor(cutlass.Float32, (32,)) for _ in range(2)]
-    stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
-    options = "--gpu-arch sm_90a --enable-tvm-ffi"
-    kernel = cute.compile(_copy, *tensors, cutlass.Float32(0.0), stream, options=options)
-    kernel.export_to_c(str(scratch / "warm.o"), function_name="tunekit_warm")
+def _build(build: Build) -> Any:
+    tensors = [cute.runtime.make_fake_compact_tensor(cutlass.Float32, (THREADS,)) for _ in range(2)]
+    return _scale, (*tensors, cutlass.Float32(0.0), cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
+
+
+WARM_UP = Implementation(name="warm_up", requires=frozenset(), tunables=(), build=_build, defaults=({},))
