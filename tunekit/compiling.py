@@ -19,7 +19,7 @@ from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest, symbol_of
 from tunekit.jobs import Event, Limits, Pool, Task, TaskResult, compile_task
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
-from tunekit.probe import Probe
+from tunekit.probe import DISAGREEMENT, Probe
 from tunekit.settings import (
     DEFAULT_COMPILE_LIMIT_S,
     DEFAULT_MEMORY_LIMIT_BYTES,
@@ -33,9 +33,6 @@ from tunekit.store.artifacts import ArtifactStore, NothingToKeep
 from tunekit.store.database import Store
 
 REMEMBERED = frozenset({Status.COMPILE_TIMEOUT, Status.COMPILE_CRASHED, Status.COMPILE_OUT_OF_MEMORY})
-
-# The fact of a compile whose declared, traced and compiled footprints don't agree: where they part.
-DISAGREEMENT = "footprint_disagreement"
 
 
 @dataclass(frozen=True)

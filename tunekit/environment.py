@@ -58,7 +58,7 @@ def _gpu_facts(device: int, uuid: str | None) -> dict[str, str | float | None]:
     except pynvml.NVMLError:
         return {}
     try:
-        handle = _handle(pynvml, device, uuid)
+        handle = nvml_handle(pynvml, device, uuid)
         arch = arch_of_device(tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         return {
@@ -76,7 +76,7 @@ def _gpu_facts(device: int, uuid: str | None) -> dict[str, str | float | None]:
         pynvml.nvmlShutdown()
 
 
-def _handle(pynvml: Any, device: int, uuid: str | None) -> Any:
+def nvml_handle(pynvml: Any, device: int, uuid: str | None = None) -> Any:
     """NVML's handle of a GPU: by UUID where that is known and found, else by visible index."""
     if uuid is not None:
         try:

@@ -13,6 +13,9 @@ from typing import Any
 
 from tunekit.model import Footprint
 
+# The fact of a compile whose readings don't agree: where they part.
+DISAGREEMENT = "footprint_disagreement"
+
 LABELS = {
     "smem_bytes": "smem",
     "tmem_columns": "tmem",

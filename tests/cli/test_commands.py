@@ -67,9 +67,15 @@ def test_explain_shows_the_stored_outcomes(tunekit, scale, tmp_path):
     outcome = Outcome(Stage.COMPILE, Status.COMPILE_TIMEOUT, "mlir: over 5 s", Values(trace=0.5, mlir=5.0), 2**28)
     with Store.open(tmp_path / "t.db") as store:
         store.record(Trial(variant, spec.static(problem), "k" * 64, outcome, Environment(cutlass_dsl="4.8.1")))
+        elsewhere = Outcome(Stage.VERIFY, Status.WRONG_RESULT, "wrong for 9 rows")
+        store.record(Trial(variant, spec.problem({"rows": 9}), "k" * 64, elsewhere, Environment()))
+        parted = Outcome(Stage.COMPILE, Status.OK, facts=Values(footprint_disagreement="smem: declared 1, traced 2"))
+        store.record(Trial(variant, spec.static(problem), "k" * 64, parted, Environment()))
     done = tunekit("explain", scale, "-p", "rows=8", "--variant", variant.id, "--db", str(tmp_path / "t.db"))
     assert "compile: compile_timeout (trace 0.50 s, mlir 5.00 s; peak 256 MiB)" in done.out
     assert "mlir: over 5 s" in done.out
+    assert "readings disagree: smem: declared 1, traced 2" in done.out
+    assert "wrong for 9 rows" not in done.out, "another problem's outcome is no part of this one's story"
 
 
 def test_the_environment_as_json(tunekit, tmp_path):

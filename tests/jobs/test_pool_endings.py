@@ -131,6 +131,14 @@ def test_a_child_that_closes_its_pipe(light_pool, call):
     assert "left no result" in result.reason
 
 
+@pytest.mark.parametrize(("what", "words"), [("list", "returned list, not a dict"), ("nan", "not JSON compliant")])
+def test_what_can_t_be_a_result(light_pool, call, what, words):
+    """A wrong type or a NaN is the entry's error, in words."""
+    (result,) = light_pool().run([call("return_wrongly", what=what)])
+    assert result.status is Status.TRACE_ERROR
+    assert words in result.reason
+
+
 def test_nonsense_in_the_pipe_is_no_message(light_pool, call):
     """A task that writes into descriptors that are not its own harms no other, nor the zygote."""
     pool = light_pool(workers=2)
@@ -138,11 +146,3 @@ def test_nonsense_in_the_pipe_is_no_message(light_pool, call):
     results = list(pool.run([call("scribble"), call("sleep", seconds=0.3), call("scribble"), call("echo")]))
     assert [result.status for result in results] == [Status.OK] * 4
     assert pool.zygote_pid == zygote
-
-
-@pytest.mark.parametrize(("what", "words"), [("list", "returned list, not a dict"), ("nan", "not JSON compliant")])
-def test_what_can_t_be_a_result(light_pool, call, what, words):
-    """A wrong type or a NaN is the entry's error, in words."""
-    (result,) = light_pool().run([call("return_wrongly", what=what)])
-    assert result.status is Status.TRACE_ERROR
-    assert words in result.reason

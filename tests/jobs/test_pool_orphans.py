@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -110,3 +111,18 @@ open(%r, "w").write(str(pool.zygote_pid))
     output, _ = parent.communicate(timeout=20)
     assert output.strip() == "True"
     all_gone(wait_for(pids), within_s=2.0)
+
+
+def test_the_parent_and_the_zygote_are_killed_together(script, tmp_path, wait_for, all_gone):
+    """Case 4: with nobody left to look after it, a hanging compile ends by the kernel's hand."""
+    pids = tmp_path / "pids"
+    parent = script(hanging(pids))
+    zygote, *numbers = wait_for(pids, 4)
+    parent.send_signal(signal.SIGSTOP)  # it must not clean up after the zygote
+    os.kill(zygote, signal.SIGKILL)
+    parent.kill()
+    parent.wait(5)
+    all_gone([numbers[0]], within_s=2.0)
+    for number in numbers[1:]:  # what the compile itself had started is nobody's any more
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)

@@ -99,6 +99,17 @@ def test_leaving_early_cancels_the_rest(light_pool, call, tmp_path, wait_for, al
     assert [result.ok for result in pool.run([call("echo")])] == [True]
 
 
+def test_a_run_hears_of_its_own_tasks_only(light_pool, call):
+    """Events that nobody listened to, or of a run that was left, are dropped with their run."""
+    pool = light_pool(workers=1)
+    list(pool.run([call("nothing", id="silent")]))
+    for _ in pool.run([call("nothing", id="left"), call("hang", id="cancelled")]):
+        break
+    events = []
+    list(pool.run([call("nothing", id="heard")], events.append))
+    assert {event.task for event in events} == {"heard"}
+
+
 def test_two_tasks_of_one_name(light_pool, call):
     with pytest.raises(ValueError, match="two unfinished tasks"):
         list(light_pool().run([call("sleep", seconds=0.2, id="same"), call("nothing", id="same")]))

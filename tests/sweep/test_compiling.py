@@ -11,10 +11,12 @@ import pytest
 from tests.sweep.conftest import Cache, reference
 from tunekit import space
 from tunekit.arch import ARCHES
-from tunekit.compiling import DISAGREEMENT, Compiler, Unit, compile_outcome, units
+from tunekit.compiling import Compiler, Unit, compile_limits, compile_outcome, units
 from tunekit.environment import environment
 from tunekit.jobs import Pool, TaskResult
 from tunekit.model import Footprint, Stage, Status, Values
+from tunekit.probe import DISAGREEMENT
+from tunekit.settings import Settings
 from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
@@ -131,3 +133,22 @@ def test_a_dead_compile_server_is_no_variants_fault(
         ((_, outcome),) = compiler.compile(wanted[:1])
         assert outcome.status is Status.COMPILE_CRASHED
         assert (store.known_bad(wanted[0].key) is None) == server_died
+
+
+@pytest.mark.parametrize(
+    ("given", "of_spec", "wanted"),
+    [
+        ({}, None, (60.0, 300.0)),
+        ({"compile_limit_s": 5.0}, None, (5.0, 5.0)),
+        ({"compile_limit_s": 500.0}, 7.0, (60.0, 500.0)),
+        ({}, 7.0, (7.0, 7.0)),
+        ({"compile_limit_s": 5.0, "trace_limit_s": 9.0}, 7.0, (9.0, 5.0)),
+    ],
+)
+def test_limits_of_trace_and_back_end(
+    given: dict[str, float], of_spec: float | None, wanted: tuple[float, float]
+) -> None:
+    """Case 63: this run's limit, else the spec's, else the default; the trace's own one is never shortened."""
+    spec = dataclasses.replace(load_spec(MANY), compile_limit_s=of_spec)
+    limits = compile_limits(spec, Settings(Path("db"), Path("artifacts"), **given))
+    assert (limits.trace_s, limits.backend_s, limits.memory_bytes) == (*wanted, 4 * 2**30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,13 +11,16 @@ import pytest
 
 from tests.sweep.conftest import Cache, ids, reference
 from tunekit.arch import ARCHES
-from tunekit.compiling import Unit
+from tunekit.compiling import Compiler, Unit
 from tunekit.errors import UserError
-from tunekit.measure import MeasuringWorker
-from tunekit.model import Outcome, Stage, Status, Values, Variant
+from tunekit.jobs import TaskResult
+from tunekit.measure import OUT_OF_MEMORY, MeasuringWorker
+from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant
 from tunekit.space import expand
 from tunekit.spec import load_spec
+from tunekit.sweep import SweepOptions
 from tunekit.sweep.measuring import Measurer
+from tunekit.sweep.options import choose_target
 from tunekit.sweep.problem import ProblemRun
 
 SCALE = reference("host_scale", "host_scale")
@@ -140,30 +144,30 @@ def test_a_variant_that_fails_in_the_final_is_shown_as_failed(cache: Cache, monk
     failing_final(monkeypatch, "none", Outcome(Stage.MEASURE, Status.WRONG_RESULT, "in the final, y: mismatch at [0]"))
     report = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("none", "ulp")))
     assert statuses(report) == {"none": "wrong_result", "ulp": "ok"}
-    monkeypatch.undo()
-    again = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("none", "ulp")))
-    assert statuses(again) == {"none": "wrong_result", "ulp": "ok"}, "and that is remembered"
 
 
 @pytest.mark.parametrize(
-    "outcome",
+    ("outcome", "kept"),
     [
-        Outcome(
-            Stage.MEASURE, Status.DEVICE_FAULT, "no complete round: throttled", windows=(Values(rejected="throttled"),)
-        ),
-        Outcome(Stage.MEASURE, Status.LAUNCH_ERROR, "out of memory", facts=Values(out_of_memory=True)),
+        (Outcome(Stage.VERIFY, Status.WRONG_RESULT, "y: NaN"), True),
+        (Outcome(Stage.MEASURE, Status.WRONG_RESULT, "in the final, y: NaN"), True),
+        (Outcome(Stage.MEASURE, Status.RUN_TIMEOUT, "took over 5 s"), True),
+        (Outcome(Stage.MEASURE, Status.DEVICE_FAULT, "throttled", windows=(Values(rejected="throttled"),)), False),
+        (Outcome(Stage.VERIFY, Status.LAUNCH_ERROR, "out of memory", facts=Values({OUT_OF_MEMORY: True})), False),
     ],
-    ids=["throttled", "out of memory"],
+    ids=["wrong", "wrong in the final", "spins", "throttled", "out of memory"],
 )
-def test_what_is_not_the_variants_own_fault_is_tried_again(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
-) -> None:
-    """A GPU that throttled, or that others had filled, during one final keeps no variant out of the next sweep."""
-    wanted = ids(FAULTY, ROWS, fault=("none", "ulp"))
-    failing_final(monkeypatch, "none", outcome)
-    assert statuses(cache.run(FAULTY, ROWS, variants=wanted))["none"] == outcome.status
-    monkeypatch.undo()
-    assert statuses(cache.run(FAULTY, ROWS, variants=wanted)) == {"none": "ok", "ulp": "ok"}
+def test_what_is_not_the_variants_own_fault_is_tried_again(cache: Cache, outcome: Outcome, kept: bool) -> None:
+    """A GPU that throttled, or that others had filled, keeps no variant out of the next sweep."""
+    spec = load_spec(FAULTY)
+    problem = spec.problem(ROWS)
+    variant = expand(spec, ARCHES["host"], problem).variants[0]
+    target = choose_target(spec, SweepOptions(arch="host"))
+    with cache.store() as store:
+        store.record(Trial(variant, problem, "a" * 64, outcome, target.environment))
+        means: Any = (spec, problem, target, None, None, store, 1)
+        assert bool(Measurer(*means, resume=True, retry_failed=False).earlier()) == kept
+        assert not Measurer(*means, resume=True, retry_failed=True).earlier()
 
 
 def test_an_artifact_that_vanishes_before_it_is_run_fails_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +185,23 @@ def test_an_artifact_that_vanishes_before_it_is_run_fails_alone(cache: Cache, mo
     assert statuses(report) == {"none": "ok", "ulp": "launch_error"}
     (problem,) = report.problems
     assert "its artifact is gone" in next(row.reason for row in problem.rows if not row.ok)
-    monkeypatch.undo()
-    assert statuses(cache.run(FAULTY, ROWS, variants=(good, lost))) == {"none": "ok", "ulp": "ok"}
+
+
+def test_a_compile_that_leaves_no_kernel_fails_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that removes its own directory, say: one compile error, and the sweep goes on."""
+    good, lost = ids(FAULTY, ROWS, fault=("none", "ulp"))
+    keep = Compiler._keep
+
+    def one_lost(compiler: Compiler, unit: Unit, result: TaskResult) -> Outcome:
+        if unit.variant.id == lost and result.value is not None:
+            Path(result.value["files"]["so"]).unlink()
+        return keep(compiler, unit, result)
+
+    monkeypatch.setattr(Compiler, "_keep", one_lost)
+    report = cache.run(FAULTY, ROWS, variants=(good, lost))
+    assert statuses(report) == {"none": "ok", "ulp": "compile_error"}
+    (problem,) = report.problems
+    assert "left no kernel: can't read" in next(row.reason for row in problem.rows if not row.ok)
 
 
 def test_force_beats_what_is_cached(cache: Cache) -> None:

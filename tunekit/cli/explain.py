@@ -14,6 +14,7 @@ from tunekit.cli.problems import problems, tunables
 from tunekit.cli.space_view import Point, all_points, choose_arch, select
 from tunekit.errors import DatabaseError
 from tunekit.model import Trial, Values
+from tunekit.probe import DISAGREEMENT
 from tunekit.report import Printer, Table, units
 from tunekit.space import implementations_on
 from tunekit.spec import KernelSpec, load_spec
@@ -63,7 +64,7 @@ def explain(
             }
             points = [p for p in points if p.variant.tunables == wanted[p.variant.implementation]]
         for point in select(points, variant_ids):
-            trials = _trials(options.settings(db).database, point)
+            trials = _trials(options.settings(db).database, point, (problem, loaded.static(problem)))
             collected.append(_story(problem, point, trials))
             if not as_json:
                 _print_story(chosen, problem, point, trials, out)
@@ -133,6 +134,8 @@ def _print_story(arch: Arch, problem: Values, point: Point, trials: list[Trial],
         out.line(f"    {outcome.stage}: {outcome.status}" + (f" ({detail})" if detail else ""))
         for line in outcome.reason.strip().splitlines():
             out.line(f"      {line}")
+        if DISAGREEMENT in outcome.facts:
+            out.line(f"      the footprint's readings disagree: {outcome.facts[DISAGREEMENT]}")
         if outcome.samples_us:
             ordered = sorted(outcome.samples_us)
             median = units.microseconds(ordered[len(ordered) // 2])
@@ -141,8 +144,8 @@ def _print_story(arch: Arch, problem: Values, point: Point, trials: list[Trial],
         out.line(f"      on {trial.environment.gpu or 'no GPU'}, nvidia-cutlass-dsl {toolchain}")
 
 
-def _trials(database: Path, point: Point) -> list[Trial]:
-    """What is stored of a variant, read without writing; nothing where there is no database yet."""
+def _trials(database: Path, point: Point, problems: tuple[Values, ...]) -> list[Trial]:
+    """What is stored of a variant for these problems, read without writing; nothing where there is no database yet."""
     if not database.exists():
         return []
     from tunekit.store.queries import select_trials
@@ -150,6 +153,7 @@ def _trials(database: Path, point: Point) -> list[Trial]:
 
     try:
         with reading(database) as connection:
-            return select_trials(connection, database, {"variant": point.variant.id})
+            found = select_trials(connection, database, {"variant": point.variant.id})
     except UnreadableError as error:
         raise DatabaseError(f"{database} {error}") from error
+    return [trial for trial in found if trial.problem in problems]

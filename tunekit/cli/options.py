@@ -113,7 +113,12 @@ def limit_options(function: F) -> F:
     """``--compile-timeout --trace-timeout --memory-limit``: what one compile may take."""
     for option in (
         click.option("--memory-limit", type=memory, metavar="MIB", help="Memory of one compile: 4GiB, or MiB."),
-        click.option("--trace-timeout", type=duration, metavar="S", help="Limit of one trace, in seconds or as 5m."),
+        click.option(
+            "--trace-timeout",
+            type=duration,
+            metavar="S",
+            help="Limit of one trace, in seconds or as 5m. Default: 60, or --compile-timeout where that is shorter.",
+        ),
         click.option("--compile-timeout", type=duration, metavar="S", help="Limit of one compile's back end."),
     ):
         function = option(function)

@@ -105,6 +105,7 @@ class Pool:
             if self._tasks and not self._closed:
                 self._cancel()
             self._results.clear()
+            self._events.clear()
 
     def running(self) -> list[Event]:
         """What runs now: each task's phase, and the seconds since its child started."""

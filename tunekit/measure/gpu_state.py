@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from tunekit.environment import visible_index
+from tunekit.environment import nvml_handle
 from tunekit.model import Value, Values
 
 REASONS = {
@@ -92,11 +92,7 @@ class GpuMonitor:
         except pynvml.NVMLError:  # no driver here
             return
         try:
-            index = visible_index(device)
-            by_index = isinstance(index, int)
-            self._handle = (
-                pynvml.nvmlDeviceGetHandleByIndex(index) if by_index else pynvml.nvmlDeviceGetHandleByUUID(index)
-            )
+            self._handle = nvml_handle(pynvml, device)
             self._nvml = pynvml
         except (pynvml.NVMLError, IndexError):
             pynvml.nvmlShutdown()

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tunekit.compiling import DISAGREEMENT, Unit, units
+from tunekit.compiling import Unit, units
 from tunekit.errors import UserError
 from tunekit.jobs import Event
 from tunekit.measure import MeasuringWorker
 from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, Winner
+from tunekit.probe import DISAGREEMENT
 from tunekit.progress import ProblemReport, Row, SweepEvent
 from tunekit.search import Budget, Told, make_strategy
 from tunekit.space import Expansion, declared_footprint, default_variant, expand
