@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernels.test_fmha import HEAD_DIMS, SPEC, declared, fitting, problem, run
 from tunekit.compiling import units
-from tunekit.model import Footprint
+from tunekit.probe import Probe
 
 
 @pytest.mark.slow
@@ -21,8 +21,7 @@ def test_every_traced_footprint_equals_the_declared_one(arch: str, head_dim: int
     results = run(wanted, tmp_path, trace_only=True)
     wrong = {}
     for unit in wanted:
-        value = results[unit.key].value or {}
-        differing = declared(unit.variant, p).disagreements(Footprint(**value.get("traced", {})))
+        differing = Probe.of_report(results[unit.key].value or {}, declared(unit.variant, p)).disagreements()
         if not results[unit.key].ok or differing:
             wrong[str(unit.variant)] = differing or results[unit.key].reason
     assert len(wanted) > 10 and not wrong

@@ -17,6 +17,7 @@ from tunekit.compiling import Unit, compile_outcome, units
 from tunekit.errors import SpecError
 from tunekit.jobs import Limits, Pool, TaskResult, compile_task
 from tunekit.model import Footprint, Status, Values, Variant
+from tunekit.probe import DISAGREEMENT, Probe
 from tunekit.space import declared_footprint, default_variant, expand
 from tunekit.spec import load_spec
 
@@ -94,7 +95,7 @@ def test_traced_footprints_equal_the_declared_ones(arch: str, tmp_path: Path) ->
     for unit, p in wanted:
         result = results[unit.key]
         assert result.ok and result.value is not None, f"{unit.variant}: {result.reason}"
-        assert not declared(unit.variant, p).disagreements(Footprint(**result.value["traced"])), unit.variant
+        assert Probe.of_report(result.value, declared(unit.variant, p)).disagreements() == [], unit.variant
 
 
 @pytest.mark.parametrize(("arch", "head_dim"), list(itertools.product(("sm_90a", "sm_100a"), (64, 128))))
@@ -108,9 +109,9 @@ def test_both_flavours_compile_and_export_within_budget(arch: str, head_dim: int
     results = run([unit for unit, _ in wanted], tmp_path, trace_only=False)
     instruction = "wgmma.mma_async" if arch == "sm_90a" else "tcgen05.mma"
     for unit, p in wanted:
-        outcome = compile_outcome(results[unit.key])
+        outcome = compile_outcome(results[unit.key], declared(unit.variant, p))
         assert outcome.status is Status.OK, outcome.reason
-        assert not declared(unit.variant, p).disagreements(outcome.footprint)
+        assert DISAGREEMENT not in outcome.facts
         assert (outcome.footprint.spill_bytes or 0) <= 16
         files = results[unit.key].value["files"]  # type: ignore[index]
         assert instruction in Path(files["ptx"]).read_text()

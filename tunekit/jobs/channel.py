@@ -35,16 +35,16 @@ class Reader:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A message, or None for what is none: a killed writer leaves half a line."""
+    """A message, or None for what is none: a killed writer leaves half a line, a stray one NaN."""
     try:
-        message = json.loads(line, parse_constant=_refuse)
+        message = json.loads(line, parse_constant=_refused)
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 class Writer:
