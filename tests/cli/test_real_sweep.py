@@ -43,7 +43,7 @@ def compile_trials(environ) -> int:
     return json.loads(done.stdout)["trials_by_status"].get("compile ok", 0)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_interrupted_sweeps_lose_nothing_and_resume(environ, number, status):
     """Case 59: after 5 of 20; stored, printed, 130 or 143, back in 2 s, no traceback; the next run goes on."""
     command = [sys.executable, "-m", "tunekit", "sweep", f"{SLOW}:shell_slow", "--verify", "none", "--jobs", "1"]

@@ -14,6 +14,7 @@ import pytest
 
 from tunekit.errors import UserError
 from tunekit.measure import MeasuringWorker
+from tunekit.measure.device import first_line, is_out_of_memory
 from tunekit.measure.process import Child
 from tunekit.model import Status
 
@@ -168,3 +169,30 @@ def test_a_run_limit_is_a_positive_number(limit):
 def test_a_device_is_an_index_or_host(device):
     with pytest.raises(UserError, match="device"):
         MeasuringWorker(device)
+
+
+def test_an_error_whose_words_can_t_be_had():
+    """An oracle may raise an exception with a message method that fails in turn."""
+
+    class Mute(RuntimeError):
+        def __str__(self):
+            raise OSError
+
+    assert first_line(Mute()) == "(its message fails with OSError)"
+    assert not is_out_of_memory(Mute())
+
+
+def test_a_child_killed_while_it_starts_is_replaced_once(compiler, monkeypatch):
+    """What kills it then (the kernel, short of memory; a stray kill -9) ends no sweep."""
+    start, killed = Child.start, []
+
+    def shot(child):
+        if not killed:
+            killed.append(child.pid)
+            os.kill(child.pid, signal.SIGKILL)
+        start(child)
+
+    monkeypatch.setattr(Child, "start", shot)
+    with MeasuringWorker("host", run_limit_s=2.0) as worker:
+        assert worker.verify(compiler.job("host_scale", "host_scale", ROWS), seeds=1).ok
+        assert killed and worker.pid != killed[0]

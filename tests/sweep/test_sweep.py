@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,8 +11,9 @@ import pytest
 
 from tests.sweep.conftest import Cache, ids, reference
 from tunekit.arch import ARCHES
-from tunekit.compiling import Unit
+from tunekit.compiling import Compiler, Unit
 from tunekit.errors import UserError
+from tunekit.jobs import TaskResult
 from tunekit.measure import OUT_OF_MEMORY, MeasuringWorker
 from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant
 from tunekit.space import expand
@@ -183,6 +185,23 @@ def test_an_artifact_that_vanishes_before_it_is_run_fails_alone(cache: Cache, mo
     assert statuses(report) == {"none": "ok", "ulp": "launch_error"}
     (problem,) = report.problems
     assert "its artifact is gone" in next(row.reason for row in problem.rows if not row.ok)
+
+
+def test_a_compile_that_leaves_no_kernel_fails_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that removes its own directory, say: one compile error, and the sweep goes on."""
+    good, lost = ids(FAULTY, ROWS, fault=("none", "ulp"))
+    keep = Compiler._keep
+
+    def one_lost(compiler: Compiler, unit: Unit, result: TaskResult) -> Outcome:
+        if unit.variant.id == lost and result.value is not None:
+            Path(result.value["files"]["so"]).unlink()
+        return keep(compiler, unit, result)
+
+    monkeypatch.setattr(Compiler, "_keep", one_lost)
+    report = cache.run(FAULTY, ROWS, variants=(good, lost))
+    assert statuses(report) == {"none": "ok", "ulp": "compile_error"}
+    (problem,) = report.problems
+    assert "left no kernel: can't read" in next(row.reason for row in problem.rows if not row.ok)
 
 
 def test_force_beats_what_is_cached(cache: Cache) -> None:

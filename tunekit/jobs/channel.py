@@ -38,7 +38,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """A message, or None for what is none: a killed writer leaves half a line, a stray one NaN."""
     try:
         message = json.loads(line, parse_constant=_refused)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 

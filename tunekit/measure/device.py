@@ -83,7 +83,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out: torch's own, the driver's or the host's."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    words = str(error).lower()
+    words = words_of(error).lower()
     return isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
 
 
