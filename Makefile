@@ -1,4 +1,4 @@
-# `make help` lists what there is. SPEC, ARCH and ARGS go on to the command: make sweep ARGS="--problem head_dim=64"
+# `make help` lists what there is.
 SPEC ?= fmha
 ARCH ?=
 ARGS ?=
@@ -13,12 +13,13 @@ arch = $(if $(ARCH),--arch $(ARCH))
 
 help: ## Show this
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo 'Variables: SPEC, ARCH, LIMIT_S, and ARGS, which goes on to the command: make sweep ARGS="--budget 4"'
 
 setup: ## Build .venv from pyproject.toml (quick when nothing changed)
 	@sh scripts/setup.sh
 
 sweep: setup ## Tune SPEC: without a GPU, cross-compile it for sm_100a
-	$(TUNEKIT) sweep $(SPEC) $(arch) $(ARGS)
+	$(strip $(TUNEKIT) sweep $(SPEC) $(arch) $(ARGS))
 
 test: setup ## Run the tests that need no GPU, two files at a time
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
@@ -30,12 +31,13 @@ test-gpu: setup ## Run the tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu tests/gpu $(ARGS)
 
 check: setup ## Check that the shipped specs' compile times stay under LIMIT_S seconds
-	$(TUNEKIT) check compile-time --limit-s $(LIMIT_S) $(arch) $(ARGS)
+	$(strip $(TUNEKIT) check compile-time --limit-s $(LIMIT_S) $(arch) $(ARGS))
 
 lint: setup ## Run ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: setup ## Measure the figures that the README quotes
-	@for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file" || exit 1; done
+bench: setup ## Measure the figures that the README quotes; attention's need a GPU
+	@for name in startup store isolation $(if $(shell nvidia-smi -L 2>/dev/null),attention); do \
+	    echo "== $$name"; .venv/bin/python benchmarks/$$name.py || exit 1; done

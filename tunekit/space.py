@@ -145,8 +145,8 @@ def named(variants: Sequence[Variant], ids: Sequence[str]) -> list[Variant]:
     for wanted in ids:
         matching = [variant for variant in variants if variant.id.startswith(wanted)]
         if len(matching) != 1:
-            what = "no variant" if not matching else f"{len(matching)} variants"
-            raise UserError(f"{what} of this problem and architecture begin with '{wanted}' (tunekit list shows them)")
+            what = "no variant id begins" if not matching else f"{len(matching)} variant ids begin"
+            raise UserError(f"{what} with '{wanted}' for this problem and architecture (tunekit list shows them)")
         chosen += matching
     return list(dict.fromkeys(chosen)) if ids else list(variants)
 

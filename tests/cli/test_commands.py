@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -78,12 +79,53 @@ def test_explain_shows_the_stored_outcomes(tunekit, scale, tmp_path):
     assert "wrong for 9 rows" not in done.out, "another problem's outcome is no part of this one's story"
 
 
+def test_explain_tells_only_of_the_problem_asked_for(tunekit, tmp_path):
+    """A compile for other static axes says nothing of this problem."""
+    from tunekit import space
+    from tunekit.arch import parse_arch
+    from tunekit.model import Environment, Outcome, Stage, Status, Trial
+    from tunekit.spec import load_spec
+    from tunekit.store.database import Store
+
+    spec = load_spec("fmha")
+    sizes = {"heads": 8, "kv_heads": 8, "t": 1, "s_k": 128}
+    small, large = (spec.problem({**sizes, "head_dim": width}) for width in (64, 128))
+    variant = space.expand(spec, parse_arch("sm_100a"), small).variants[0]
+    with Store.open(tmp_path / "t.db") as store:
+        outcome = Outcome(Stage.COMPILE, Status.OK)
+        store.record(Trial(variant, spec.static(small), "k" * 64, outcome, Environment(cutlass_dsl="4.8.1")))
+
+    def told(problem) -> str:
+        words = ["--variant", variant.id, "--db", str(tmp_path / "t.db"), "-p", *str(problem).split()]
+        return tunekit("explain", "fmha", "--arch", "sm_100a", *words).out
+
+    assert "compile: ok" in told(small)
+    assert "compile: ok" not in told(large) and "stored outcomes: none" in told(large)
+
+
+@pytest.mark.parametrize("group", [[], ["db"], ["check"]], ids=" ".join)
+def test_a_group_alone_prints_its_help_and_has_status_2(tunekit, group):
+    done = tunekit(*group)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith(f"Usage: {' '.join(['tunekit', *group])}")
+    assert "..." not in done.err.split("Commands:")[1], "a line is cut off"
+    assert "(see" not in done.err
+
+
+def test_best_says_how_to_compile_what_it_would_pick(tunekit, scale):
+    done = tunekit("best", scale, "-p", "rows=8")
+    (line,) = (line for line in done.out.splitlines() if "artifact" in line and "none yet: " in line)
+    again = shlex.split(line.partition("none yet: tunekit ")[2])
+    assert again[0] == "compile" and tunekit(*again).status == 0
+    assert "none yet" not in tunekit("best", scale, "-p", "rows=8").out
+
+
 def test_the_environment_as_json(tunekit, tmp_path):
     pytest.importorskip("tunekit.jobs")
     done = tunekit("env", "--json")
     assert done.status == 0
     shown = json.loads(done.out)
-    assert shown["environment"]["python"] and shown["workers"] >= 1
+    assert shown["environment"]["python"] and shown["workers"] >= 1 and shown["limits"]["run_s"] > 0
     assert shown["database"].startswith(str(tmp_path))
 
 
@@ -96,7 +138,7 @@ def test_the_environment_as_json(tunekit, tmp_path):
         (["list", "SPEC", "--arch", "sm_100"], "unknown architecture 'sm_100'; did you mean sm_100a?"),
         (["list", "SPEC", "--arch", "sm_90a"], "can't run on sm_90a: loop needs host"),
         (["list", "SPEC", "--implementation", "lop"], "unknown implementation 'lop'; did you mean loop?"),
-        (["explain", "SPEC", "--variant", "zzz"], "no variant of this problem and architecture begin with 'zzz'"),
+        (["explain", "SPEC", "--variant", "zzz"], "no variant id begins with 'zzz' for this problem"),
         (["explain", "SPEC", "--tunables", "unrol=1"], "unknown tunable 'unrol'; did you mean unroll?"),
         (["explain", "SPEC", "--tunables", "unroll=3", "delay_us=0"], "unroll=3 lies outside its space (1, 2, 4, 8)"),
         (["explain", "SPEC", "--tunables", "unroll=1"], "leaves out delay_us"),
@@ -108,6 +150,8 @@ def test_the_environment_as_json(tunekit, tmp_path):
         (["sweep", "SPEC", "--search", "magic"], "'magic' is not one of"),
         (["sweep"], "Missing argument 'SPEC'"),
         (["list", "--nope"], "No such option"),
+        (["list", "--problem", "rows=8"], "are about one spec: name it"),
+        (["probe", "SPEC", "--compile", "--declared"], "not both"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

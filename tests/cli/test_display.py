@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from tunekit.identity import variant
 from tunekit.model import Footprint, Outcome, Stage, Status, Values
-from tunekit.progress import Row, SweepEvent
-from tunekit.report import Table, group_failures, is_plain
+from tunekit.progress import ProblemReport, Row, SweepEvent, SweepReport
+from tunekit.report import Printer, Table, group_failures, is_plain, print_sweep
 from tunekit.report.failures import reproduce
-from tunekit.report.progress_display import LiveScreen, PlainProgress
+from tunekit.report.progress_display import LiveScreen, PlainProgress, finished_line
 
 
 class Clock:
@@ -102,6 +103,54 @@ def test_the_command_to_reproduce_fits_the_stage_that_failed():
 def test_tables_leave_out_what_nobody_knows():
     table = Table(("a", "b", "c"), [("1", "", "x"), ("22", "", "")], right=frozenset({"a"}))
     assert table.lines() == [" a  c", " 1  x", "22"]
+
+
+WIDE = Table(
+    ("variant", "pv_n_tile", "smem B", "tunables"),
+    [("35f3ebff2a06", "64", "231,424", "kv_tile=128 kv_stage=4"), ("98b2d2af97c8", "128", "83,968", "kv_tile=64")],
+    right=frozenset({"pv_n_tile", "smem B"}),
+)
+
+
+def drawn(width: int, monkeypatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    Printer(stream, plain=False).table(WIDE)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 46, 60, 80, 200])
+def test_tables_never_break_an_id_or_a_number(width, monkeypatch):
+    """However narrow the terminal is: names go over lines, prose at its spaces, the rest stays whole."""
+    lines = drawn(width, monkeypatch)
+    first = next(line for line in lines if "35f3ebff2a06" in line)
+    assert "64" in first.split() and "231,424" in first.split()
+    words = {word for line in lines for word in line.split()}
+    assert {"35f3ebff2a06", "98b2d2af97c8", "83,968", "kv_tile=128", "kv_stage=4"} <= words
+    if WIDE.narrowest() <= width:
+        assert max(map(len, lines)) <= width
+
+
+def test_a_narrow_table_breaks_the_names_of_its_columns(monkeypatch):
+    assert WIDE.narrowest() == 39
+    assert WIDE.packed(1) == "pv_\nn_\ntile"
+    assert any("pv_n_tile" in line for line in drawn(80, monkeypatch))
+    assert not any("pv_n_tile" in line for line in drawn(45, monkeypatch))
+
+
+def test_what_was_stored_is_told_from_what_was_compiled_now():
+    done = Outcome(Stage.COMPILE, Status.OK, seconds=Values(trace=2.0))
+    stored = Outcome(Stage.COMPILE, Status.OK, seconds=Values(trace=2.0), facts=Values(cached=True))
+    assert finished_line(SweepEvent("finished", point(1), done)).endswith(": ok, 2.00 s")
+    assert finished_line(SweepEvent("finished", point(1), stored)).endswith(": stored (took 2.00 s)")
+    rows = tuple(
+        Row(point(n), Footprint(), {Stage.COMPILE: outcome}, "ok", compile_s=2.0)
+        for n, outcome in enumerate((done, stored, stored))
+    )
+    for some, said in ((rows, "3 compiles (2 stored earlier): "), (rows[1:], "2 compiles (all stored earlier): ")):
+        stream = io.StringIO()
+        print_sweep(SweepReport("toy", "host", (ProblemReport(Values(), "", some),)), "toy", Printer(stream))
+        assert said in stream.getvalue()
 
 
 def test_who_gets_plain_output():

@@ -45,8 +45,8 @@ def test_exact_before_bucket_before_nearest_before_shipped_before_default(tuned,
     assert [step.variant.tunables.unroll for step in found] == [1, 2, 4, 8, 1]
     assert "measured here" in found[0].why and "for this problem: 10 us" in found[0].why
     assert "in the same bucket, at rows=64" in found[1].why
-    assert "6.42 octaves away" in found[2].why
-    assert "shipped with tunekit" in found[3].why
+    assert "(sizes 85.3x apart)" in found[2].why
+    assert "it comes with tunekit" in found[3].why
 
 
 def test_a_bucket_winner_serves_the_bucket_and_no_other(tuned, host_table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -83,6 +84,14 @@ def test_an_architecture_that_lacks_a_feature_is_refused_in_a_sentence():
             space.expand(spec, parse_arch(name), Values(n=1))
     for name in ("sm_100a", "sm_103a"):
         assert len(space.expand(spec, parse_arch(name), Values(n=1)).variants) == 1
+
+
+def test_a_kernel_for_gpus_that_requires_nothing_is_not_for_the_host():
+    toy = make_spec({"a": (1,)}, requires=frozenset())
+    (plain,) = toy.implementations
+    for_gpus = dataclasses.replace(plain, backend="cutedsl")
+    assert plain.unsupported(HOST) is None and for_gpus.unsupported(parse_arch("sm_120a")) is None
+    assert for_gpus.unsupported(HOST) == "toy_host is for the cutedsl backend, which can't build for host"
 
 
 @pytest.mark.parametrize(("need", "fits"), [(232_448, True), (232_449, False)])

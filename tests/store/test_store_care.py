@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 from store_values import fork, make_bad, make_trial, make_winner, wait_all
@@ -210,3 +211,11 @@ def test_gc_beside_compiles(database, artifacts, kernel, tmp_path):
     works = [collect, *(lambda p=p: publish(p) for p in range(4))]
     assert wait_all([fork(work) for work in works]) == [0] * 5
     assert len(artifacts.keys()) == 80
+
+
+def test_a_place_that_takes_no_files_is_told_at_once():
+    """Case 31: /proc answers as if the directory were gone, which is no lock held by another process."""
+    started = time.monotonic()
+    with pytest.raises(DatabaseError, match=r"can't write /proc/t\.db: .*; name another file with --db"):
+        Store.open(Path("/proc/t.db"))
+    assert time.monotonic() - started < 5

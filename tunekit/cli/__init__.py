@@ -75,7 +75,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show it.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
+)
 def tunekit() -> None:
     """Tune CuTeDSL kernels: expand, probe, compile, verify, measure, record, serve.
 
@@ -131,6 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "tunekit"
+        if error.ctx and error.format_message() == error.ctx.get_help():  # a group without a command
+            _complain(error.format_message())
+            return 2
         _complain(f"tunekit: {error.format_message()} (see {command} --help)")
         return 2
     except click.ClickException as error:

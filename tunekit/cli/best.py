@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import click
 from tunekit.cli import options
 from tunekit.cli.problems import problems
 from tunekit.cli.space_view import choose_arch
-from tunekit.model import Choice
+from tunekit.model import Choice, Values
 from tunekit.report import Printer, units
 from tunekit.report.sweep_summary import winner_text
 from tunekit.spec import load_spec
@@ -21,7 +22,9 @@ from tunekit.spec import load_spec
 @options.arch_option
 @options.problem_option
 @options.workload_option
-@click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="The GPU that would serve.")
+@click.option(
+    "--device", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="The GPU that would serve."
+)
 @options.db_option
 @options.json_option
 def best(
@@ -35,7 +38,8 @@ def best(
 ) -> int:
     """Say which variant serves a problem, and why.
 
-    Exit status 1: no variant can serve it.
+    A choice that is not compiled is shown with the command that compiles it. Exit
+    status 1: no variant can serve it.
     """
     loaded = load_spec(spec)
     todo = problems(loaded, problem_texts, workload)
@@ -50,17 +54,24 @@ def best(
         choices.append({"problem": problem, "arch": chosen.name, "choice": choice})
         if not as_json:
             out.heading(f"{loaded.name} on {chosen.name} ({why_arch}): {problem}")
-            _print(choice, out)
+            _print(choice, _compile_command(spec, choice, problem), out)
     if as_json:
         out.json(choices)
     return 0
 
 
-def _print(choice: Choice, out: Printer) -> None:
+def _compile_command(reference: str, choice: Choice, problem: Values) -> str:
+    chosen = choice.variant
+    words = f"tunekit compile {shlex.quote(reference)} --arch {chosen.arch} --variant {chosen.id}"
+    return f"{words} --problem {problem}"
+
+
+def _print(choice: Choice, compile_it: str, out: Printer) -> None:
     out.line(f"  variant   {units.label(choice.variant)}")
     out.line(f"  because   {choice.level}: {choice.why}")
     if choice.winner is not None:
         out.line(f"  measured  {winner_text(choice.winner)}, on {choice.winner.environment.gpu or 'this host'}")
-    out.line(f"  artifact  {choice.artifact or 'none: not compiled'}")
+    out.line(f"  artifact  {choice.artifact or f'none yet: {compile_it}'}")
     for missed in choice.fell_back_from:
-        out.line(f"  not       {missed}")
+        if choice.artifact or str(choice.variant) not in missed:  # that it is not compiled is said above
+            out.line(f"  not       {missed}")

@@ -20,22 +20,36 @@ def check() -> None:
     """Checks for CI: compile times."""
 
 
-@check.command("compile-time", cls=options.PairsCommand)
+@check.command("compile-time", cls=options.PairsCommand, short_help="Compile times against a limit and a baseline.")
 @click.option(
     "--spec", "specs", multiple=True, metavar="SPEC", help="What to check; repeatable. [default: all shipped]"
 )
-@click.option("--arch", "arches", multiple=True, metavar="ARCH", help="Repeatable. [default: one an implementation]")
+@click.option(
+    "--arch",
+    "arches",
+    multiple=True,
+    metavar="ARCH",
+    help="Architecture; repeatable. [default: each implementation's first]",
+)
 @options.problem_option
 @click.option("--tunables", "tunable_texts", multiple=True, metavar="K=V ...", help="Only variants with these values.")
 @click.option("--all", "every", is_flag=True, help="Every variant. [default: each problem's default variant]")
-@click.option("--limit-s", type=options.duration, metavar="S", help="What one compile may take.")
+@click.option(
+    "--limit-s", type=options.duration, metavar="S", help="What one compile may take. [default: the spec's, else 300]"
+)
 @click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Earlier figures.")
 @click.option("--update-baseline", is_flag=True, help="Write the figures to the baseline file.")
-@click.option("--max-ratio", type=float, default=1.5, show_default=True, help="A regression is this much slower ...")
-@click.option("--floor-s", type=float, default=0.5, show_default=True, help="... and slower by this many seconds.")
-@click.option("--rounds", type=int, default=3, show_default=True, help="How often to compile; the fastest counts.")
+@click.option(
+    "--max-ratio", type=float, metavar="N", default=1.5, show_default=True, help="A regression is this much slower ..."
+)
+@click.option(
+    "--floor-s", type=float, metavar="S", default=0.5, show_default=True, help="... and slower by this many seconds."
+)
+@click.option(
+    "--rounds", type=int, metavar="N", default=3, show_default=True, help="How often to compile; the fastest counts."
+)
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JUnit XML too.")
-@click.option("--github", is_flag=True, help="Annotate with GitHub's workflow commands.")
+@click.option("--github", is_flag=True, help="Print GitHub's workflow commands too: they annotate the pull request.")
 @options.json_option
 def compile_time(
     specs: tuple[str, ...],

@@ -102,7 +102,7 @@ def _taken_in(done: Exchanged, as_json: bool) -> int:
     return 1 if done.rejected else 0
 
 
-@db.command()
+@db.command(short_help="Check the database and every artifact, or a file.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @options.db_option
 @options.json_option
@@ -128,7 +128,7 @@ def verify(file: Path | None, db: Path | None, as_json: bool) -> int:
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
-@db.command()
+@db.command(short_help="Remove what nothing refers to any more.")
 @click.option("--older-than", "days", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
               help="Spare what is younger; an hour at least.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
@@ -153,7 +153,7 @@ def gc(days: float, dry_run: bool, db: Path | None, as_json: bool) -> int:
     return 0
 
 
-@db.command()
+@db.command(short_help="Say what the database holds.")
 @options.db_option
 @options.json_option
 def info(db: Path | None, as_json: bool) -> int:

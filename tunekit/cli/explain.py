@@ -43,7 +43,7 @@ def explain(
 
     Without --variant or --tunables: how many variants each constraint and each
     limit of the architecture removed. With one: its constraints, its declared
-    footprint and every stored outcome.
+    footprint and every stored outcome for the problem.
     """
     loaded = load_spec(spec)
     chosen, _ = choose_arch(loaded, arch)

@@ -12,6 +12,7 @@ from tunekit.arch import ARCHES
 from tunekit.cli import options
 from tunekit.cli.problems import problems
 from tunekit.cli.space_view import all_points, choose_arch
+from tunekit.errors import UserError
 from tunekit.report import Printer, Table, units
 from tunekit.spec import KernelSpec, list_specs, load_spec
 
@@ -31,6 +32,8 @@ def listing(
     declared footprint and, where that can't fit, why.
     """
     out = Printer(sys.stdout)
+    if spec is None and (arch or problem_texts or implementation):
+        raise UserError("--arch, --problem and --implementation are about one spec: name it")
     if spec is None:
         _print_specs(out, as_json)
         return 0

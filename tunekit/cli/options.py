@@ -112,14 +112,24 @@ variant_option = click.option(
 def limit_options(function: F) -> F:
     """``--compile-timeout --trace-timeout --memory-limit``: what one compile may take."""
     for option in (
-        click.option("--memory-limit", type=memory, metavar="MIB", help="Memory of one compile: 4GiB, or MiB."),
+        click.option(
+            "--memory-limit",
+            type=memory,
+            metavar="MIB",
+            help="Memory of one compile: 4GiB, or a number of MiB. [default: 4096]",
+        ),
         click.option(
             "--trace-timeout",
             type=duration,
             metavar="S",
-            help="Limit of one trace, in seconds or as 5m. Default: 60, or --compile-timeout where that is shorter.",
+            help="Limit of one trace. [default: 60, or --compile-timeout where that is shorter]",
         ),
-        click.option("--compile-timeout", type=duration, metavar="S", help="Limit of one compile's back end."),
+        click.option(
+            "--compile-timeout",
+            type=duration,
+            metavar="S",
+            help="Limit of one compile's back end, in seconds or as 5m. [default: the spec's, else 300]",
+        ),
     ):
         function = option(function)
     return function

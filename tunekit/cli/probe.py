@@ -10,6 +10,7 @@ import click
 from tunekit.cli import options
 from tunekit.cli.problems import problems
 from tunekit.cli.space_view import Point, all_points, choose_arch, select
+from tunekit.errors import UserError
 from tunekit.model import Footprint, Values, Variant
 from tunekit.probe import Probe
 from tunekit.report import Printer, Table, progress_display, units
@@ -80,6 +81,8 @@ def probe(
     Variants whose declared footprint can't fit are not traced. Exit status 1: a
     reading failed, or two disagree.
     """
+    if back_end and declared_only:
+        raise UserError("give --compile or --declared, not both")
     loaded = load_spec(spec)
     chosen, why = choose_arch(loaded, arch)
     settings = options.settings(

@@ -29,21 +29,33 @@ from tunekit.spec import load_spec
     show_default=True,
     help="How to choose variants. auto: all of them where the budget allows.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same proposals.")
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Same seed, same proposals.")
 @options.implementation_option
 @options.variant_option
 @options.jobs_option
 @options.limit_options
-@click.option("--run-timeout", type=options.duration, metavar="S", help="Limit of one run of a kernel on the device.")
+@click.option(
+    "--run-timeout",
+    type=options.duration,
+    metavar="S",
+    help="Limit of one run of a kernel on the device. [default: 20]",
+)
 @click.option(
     "--verify",
     type=click.Choice(["auto", "gpu", "none"]),
     default="auto",
     show_default=True,
-    help="auto: check results where the device is here. none: never; nothing can win then.",
+    help="Check results: where the device is here; or fail without it; or never, so that nothing can win.",
 )
-@click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="The GPU to measure on.")
-@click.option("--resume/--no-resume", default=True, show_default=True, help="Go on from the stored results.")
+@click.option(
+    "--device", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="The GPU to measure on."
+)
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    show_default=True,
+    help="Reuse stored measurements of this very code; the final is always run.",
+)
 @click.option("--force", is_flag=True, help="Do everything again, also what is stored.")
 @click.option("--retry-failed", is_flag=True, help="Try again what hung or crashed before.")
 @options.db_option

@@ -270,10 +270,16 @@ def _words(level: Level, match: _Match) -> str:
         return f"{here} for this problem: {figure}"
     if level is Level.BUCKET:
         return f"{here} in the same bucket, at {match.known.problem}: {figure}"
-    source = "shipped with tunekit" if level is Level.SHIPPED else "a fallback"
+    source = "it comes with tunekit" if level is Level.SHIPPED else "a fallback"
     origin = f"measured elsewhere ({strange})" if strange else here
-    which = "this problem" if not match.distance else f"{match.known.problem}, {match.distance:.3g} octaves away"
+    which = "this problem" if not match.distance else f"{match.known.problem} ({_apart(match.distance)})"
     return f"{source}, {origin} for {which}: {figure}"
+
+
+def _apart(distance: float) -> str:
+    """The distance of two problems in words: the product of the ratios of their sizes."""
+    ratio = 2**distance
+    return f"sizes {ratio:.3g}x apart" if ratio < 1000 else "sizes over 1000x apart"
 
 
 def _default(table: Table, problem: Values) -> Candidate | Miss:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
@@ -63,7 +64,7 @@ def look_up(
         )
     picked, artifact = done.candidate, done.thing
     if artifact is None:
-        why = f"{picked.why}; it is not compiled, and nothing else is"
+        why = f"{picked.why}; neither it nor any fallback is compiled"
         return Choice(picked.variant, picked.level, why, None, None, done.missed, picked.winner)
     return Choice(picked.variant, picked.level, picked.why, artifact.key, artifact.symbol, done.missed, picked.winner)
 
@@ -104,9 +105,8 @@ def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozens
 
 def no_kernel(spec: KernelSpec, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
     """The message of a NoKernelError: shape, constraints, what was tried and the way out."""
-    axes = " ".join(f"--problem {name}={value}" for name, value in problem.items())
     return (
         f"no kernel serves {spec.name} {problem} on {arch}: {explain_no_kernel(spec, arch, problem)}. "
-        f"Tried {'; '.join(missed)}. Tune it with `tunekit sweep {reference} --arch {arch} {axes}`, "
-        "or load it with compile='allow'"
+        f"Tried {'; '.join(missed)}. Tune it with `tunekit sweep {shlex.quote(reference)} --arch {arch} "
+        f"--problem {problem}`, or load it with compile='allow'"
     )

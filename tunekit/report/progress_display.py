@@ -127,8 +127,9 @@ def finished_line(event: SweepEvent) -> str:
     if outcome is None:
         return f"{place}{name}"
     if outcome.ok:
-        total = sum(float(s) for s in outcome.seconds.values())
-        return f"{place}{outcome.stage} {name}: ok, {units.seconds(total)}"
+        took = units.seconds(sum(float(s) for s in outcome.seconds.values()))
+        word = f"stored (took {took})" if outcome.facts.get("cached") else f"ok, {took}"
+        return f"{place}{outcome.stage} {name}: {word}"
     lines = outcome.reason.strip().splitlines()
     return f"{place}{outcome.stage} {name}: {outcome.status}" + (f": {lines[0]}" if lines else "")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tunekit.model import Values, Winner
+from tunekit.model import Stage, Values, Winner
 from tunekit.progress import ProblemReport, Row, SweepReport
 from tunekit.report import units
 from tunekit.report.failures import group_failures, reproduce
@@ -61,10 +61,17 @@ def _print_rows(problem: ProblemReport, out: Printer) -> None:
     if compiled:
         slowest = max((row for row in problem.rows if row.compile_s is not None), key=lambda row: row.compile_s or 0.0)
         text += (
-            f"; {len(compiled)} compiles: median {units.seconds(statistics.median(compiled))}, "
+            f"; {len(compiled)} compiles{_stored(problem)}: median {units.seconds(statistics.median(compiled))}, "
             f"slowest {units.seconds(max(compiled))} ({slowest.variant.id})"
         )
     out.line(f"  {text}")
+
+
+def _stored(problem: ProblemReport) -> str:
+    """How many of the compiles were found in the store; empty if none was."""
+    outcomes = [row.outcomes.get(Stage.COMPILE) for row in problem.rows]
+    stored = sum(1 for outcome in outcomes if outcome is not None and outcome.facts.get("cached"))
+    return f" ({'all' if stored == sum(o is not None for o in outcomes) else stored} stored earlier)" if stored else ""
 
 
 def row_table(rows: Sequence[Row], winner: Winner | None = None) -> Table:

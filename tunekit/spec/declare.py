@@ -142,7 +142,10 @@ class Implementation:
         """Why this can't run on `arch`, in a sentence, or None."""
         missing = sorted(self.requires - arch.features)
         if not missing:
-            return None
+            builds = arch.is_gpu or self.backend == "host"
+            return (
+                None if builds else f"{self.name} is for the {self.backend} backend, which can't build for {arch.name}"
+            )
         has = ", ".join(sorted(arch.features)) or "none"
         return f"{self.name} needs {', '.join(missing)}, which {arch.name} has not (it has {has})"
 
@@ -252,7 +255,7 @@ class KernelSpec:
             if implementation.name == name:
                 return implementation
         names = [implementation.name for implementation in self.implementations]
-        raise SpecError(unknown("implementation", name, names), field=self.name)
+        raise SpecError(f"{self.name}: {unknown('implementation', name, names)}")
 
     def arguments(self, problem: Values) -> tuple[TensorArg | ScalarArg, ...]:
         """The signature's arguments that exist for a problem, in call order."""

@@ -105,6 +105,7 @@ def opening_lock(path: Path) -> Iterator[None]:
     """Held while the file at `path` is created or moved aside; a dead holder's lock is gone with it."""
     lock = f"{path}.opening"  # not .lock: SQLite's unix-dotfile VFS makes that one
     try:
+        os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, 0o644))  # filelock takes some refusals for a held lock
         with filelock.FileLock(lock, timeout=60):
             yield
     except filelock.Timeout as error:

@@ -13,7 +13,8 @@ from typing import Literal
 from tunekit.arch import ARCHES
 from tunekit.model import Environment, Winner
 
-KEY_FIELDS = ("gpu", "arch", "driver", "power_limit_w", "mig", "cuda", "cutlass_dsl")
+GPU_FIELDS = ("gpu", "arch", "driver", "power_limit_w", "mig", "cuda")
+KEY_FIELDS = (*GPU_FIELDS, "cutlass_dsl")
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,13 @@ def comparable(environment: Environment) -> dict[str, str | float | None]:
 
 
 def differences(recorded: Environment, here: Environment) -> list[str]:
-    """What differs, each as ``driver 570.1, here 580.2``."""
-    return [
+    """What differs, each as ``driver 570.1, here 580.2``; where no GPU is here, nothing more of the GPU's."""
+    no_gpu = recorded.gpu is not None and here.gpu is None
+    differ = [f"gpu {recorded.gpu}, none here"] if no_gpu else []
+    return differ + [
         f"{name} {_shown(theirs)}, here {_shown(ours)}"
         for name, ours in comparable(here).items()
-        if (theirs := getattr(recorded, name)) != ours
+        if (theirs := getattr(recorded, name)) != ours and not (no_gpu and name in GPU_FIELDS)
     ]
 
 
