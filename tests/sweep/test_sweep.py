@@ -267,7 +267,7 @@ def by_id(id: str) -> Variant:
         ({"arch": "sm_90a"}, "loop needs host"),
         ({"implementation": "lop"}, "unknown implementation"),
         ({"verify": "maybe"}, "unknown --verify"),
-        ({"variants": ("ffffffffffff",)}, "no variant of this problem"),
+        ({"variants": ("ffffffffffff",)}, "no variant id begins with"),
     ],
 )
 def test_a_mistake_in_the_request_is_one_line_before_anything_runs(
