@@ -112,6 +112,7 @@ def test_the_artifact_is_for_the_arch_asked_for(scale_result, arch, numbers):
     assert result.ok, result.reason
     assert chip_number(Path(result.value["files"]["cubin"]).read_bytes()) in numbers
     assert f".target {arch}" in Path(result.value["files"]["ptx"]).read_text()
+    assert result.value["facts"]["cuda_tools"].count(".") == 2
 
 
 def test_the_environment_does_not_change_the_arch(cute_task, monkeypatch):
@@ -124,6 +125,7 @@ def test_the_environment_does_not_change_the_arch(cute_task, monkeypatch):
             (result,) = pool.run([cute_task("cute_fixture", "fixture", arch, fixture="good")])
             assert result.ok, result.reason
             assert f".target {arch}" in Path(result.value["files"]["ptx"]).read_text()
+    assert result.value["facts"]["cuda_tools"].count(".") == 2
 
 
 @pytest.mark.parametrize("arch", ARCHES)

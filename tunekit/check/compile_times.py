@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tunekit import identity
 from tunekit.arch import parse_arch
+from tunekit.check.base import Base, in_base
 from tunekit.check.baseline import Baseline, read_baseline, write_baseline
 from tunekit.check.rounds import CompileOnce, Samples, isolated_compiles, take_rounds
 from tunekit.check.targets import Selection, Target, Which, reference_target, select, vanished
@@ -71,6 +72,7 @@ def check_compile_times(
     only: Mapping[str, Value] | None = None,
     limit_s: float | None = None,
     baseline: Path | None = None,
+    base: Path | None = None,
     max_ratio: float = MAX_RATIO,
     floor_s: float = FLOOR_S,
     rounds: int = ROUNDS,
@@ -85,7 +87,8 @@ def check_compile_times(
     (default: the spec's examples), the default variant, all with `which="all"`, or
     those with the tunables in `only`. `limit_s` is a compile's limit in seconds; it
     defaults to TUNEKIT_COMPILE_TIMEOUT, then the spec's, then 300. A kernel regresses
-    when it takes over `max_ratio` times as long as in the `baseline`, and `floor_s`
+    when it takes over `max_ratio` times as long as in the `baseline`, or as in the
+    checkout `base`, whose kernels are compiled in the same rounds, and `floor_s`
     seconds longer; suspects are compiled again before they are accused. With
     `update_baseline` three times the rounds are taken, and then the file is written.
     `compile_once` replaces the isolated compiler.
@@ -100,6 +103,8 @@ def check_compile_times(
     rounds *= BASELINE_ROUNDS if update_baseline else 1
     if update_baseline and baseline is None:
         raise UserError("name the baseline file to write (--baseline FILE)")
+    if base is not None and baseline is not None:
+        raise UserError("compare with a baseline file or with a base checkout, not with both")
     settings = settings or load_settings()
     known = _known(baseline, update_baseline)
     rows: list[Row] = []
@@ -111,6 +116,7 @@ def check_compile_times(
         reference = _absolute(name)
         spec = load_spec(reference)
         selection = select(spec, reference, chosen_arches, problems, which, only)
+        before = _base(reference, base, chosen_arches, problems, which, only, notes)
         rule = Rule(
             limit_that_holds(limit_s, settings.compile_limit_s, spec.compile_limit_s, DEFAULT_COMPILE_LIMIT_S),
             max_ratio,
@@ -119,9 +125,10 @@ def check_compile_times(
         limits[spec.name] = rule.limit_s
         notes += selection.notes
         source = nullcontext(compile_once) if compile_once else _compiler(selection, settings, rule.limit_s)
-        samples = _measure(selection.targets, rounds, source, known, rule, progress)
-        judged = [_judge(target, samples, known, rule) for target in selection.targets]
-        rows += judged + _not_selected(spec, selection, chosen_arches, known)
+        samples = _measure(selection.targets, rounds, source, known, before, rule, progress)
+        compared = before.baseline(selection.targets, samples) if base is not None else known
+        judged = [_judge(target, samples, compared, rule) for target in selection.targets]
+        rows += judged + _not_selected(spec, selection, chosen_arches, known) + before.gone(spec, selection)
         for target, row in zip(selection.targets, judged, strict=True):
             unit = fastest(samples.reference_of(target))
             references[reference_target(target).name] = unit if unit < float("inf") else None
@@ -153,17 +160,40 @@ def _measure(
     rounds: int,
     source: AbstractContextManager[CompileOnce],
     known: Baseline,
+    base: Base,
     rule: Rule,
     progress: Callable[[str], None],
 ) -> Samples:
     """The rounds, and more of them for what looks regressed: noise only ever makes a compile slower."""
     samples = Samples()
     with source as compile_one:
-        take_rounds(targets, rounds, compile_one, samples, progress)
+        take_rounds(targets, rounds, compile_one, samples, progress, base.targets)
         for _ in range(SUSPECT_PASSES):
-            suspects = [t for t in targets if _judge(t, samples, known, rule).verdict is Verdict.REGRESSED]
-            take_rounds(suspects, rounds, compile_one, samples, progress)
+            compared = base.baseline(targets, samples) if base.targets else known
+            suspects = [t for t in targets if _judge(t, samples, compared, rule).verdict is Verdict.REGRESSED]
+            take_rounds(suspects, rounds, compile_one, samples, progress, base.targets)
     return samples
+
+
+def _base(
+    reference: str,
+    base: Path | None,
+    arches: Sequence[str] | None,
+    problems: Sequence[Mapping[str, Value]] | None,
+    which: Which,
+    only: Mapping[str, Value] | None,
+    notes: list[str],
+) -> Base:
+    """The same selection in the base checkout; with a note where the base has no such spec, or none that loads."""
+    if base is None:
+        return Base()
+    there = in_base(reference, base)
+    try:
+        selection = select(load_spec(there), there, arches, problems, which, only)
+    except UserError as error:
+        notes.append(f"all kernels of {reference} are new: the base can't be compiled ({error})")
+        return Base()
+    return Base({target.name: target for target in selection.targets})
 
 
 def _judge(target: Target, samples: Samples, known: Baseline, rule: Rule) -> Row:

@@ -1,9 +1,9 @@
-"""The rounds: every kernel compiled cold, again and again, the reference compile between them."""
+"""The rounds: every kernel compiled cold, again and again, its base and the reference compile beside it."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,9 +23,11 @@ TRIES_AT_A_LIMIT = 2
 
 @dataclass
 class Samples:
-    """All that was measured so far: samples by target name, and the reference's by backend and arch."""
+    """All that was measured so far: samples by target name, of the base's kernels too, and the reference's
+    by backend and arch."""
 
     kernels: dict[str, list[Sample]] = field(default_factory=dict)
+    base: dict[str, list[Sample]] = field(default_factory=dict)
     references: dict[str, list[Sample]] = field(default_factory=dict)
 
     def of(self, target: Target) -> list[Sample]:
@@ -36,9 +38,15 @@ class Samples:
 
 
 def take_rounds(
-    targets: Sequence[Target], rounds: int, compile_once: CompileOnce, samples: Samples, progress: Progress
+    targets: Sequence[Target],
+    rounds: int,
+    compile_once: CompileOnce,
+    samples: Samples,
+    progress: Progress,
+    base: Mapping[str, Target],
 ) -> None:
-    """Add `rounds` rounds to `samples`. Each compile of a kernel is followed by one of its reference.
+    """Add `rounds` rounds to `samples`. Each compile of a kernel is followed by one of the same kernel in
+    `base` (by target name) and one of its reference, so that the machine's moods meet all three.
 
     What failed is not compiled again; what hit the limit is, once.
     """
@@ -49,6 +57,10 @@ def take_rounds(
                 continue
             progress(f"round {number + 1} of {rounds}: {target.name}")
             taken.append(compile_once(target))
+            if target.name in base:
+                before = samples.base.setdefault(target.name, [])
+                if not _given_up(before):
+                    before.append(compile_once(base[target.name]))
             calibration = samples.reference_of(target)
             if not _given_up(calibration):
                 calibration.append(compile_once(reference_target(target)))
@@ -70,7 +82,7 @@ def isolated_compiles(
 
         def compile_once(target: Target) -> Sample:
             with tempfile.TemporaryDirectory(prefix="tunekit-check-") as scratch:
-                key = identity.digest([target.name, to_json(target.variant)])
+                key = identity.digest([target.name, target.reference, to_json(target.variant)])
                 request = CompileRequest(
                     target.reference,
                     target.variant.implementation,

@@ -38,6 +38,12 @@ def check() -> None:
     "--limit-s", type=options.duration, metavar="S", help="What one compile may take. [default: the spec's, else 300]"
 )
 @click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Earlier figures.")
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Another checkout: its kernels are compiled in the same rounds and compared with.",
+)
 @click.option("--update-baseline", is_flag=True, help="Write the figures to the baseline file.")
 @click.option(
     "--max-ratio", type=float, metavar="N", default=1.5, show_default=True, help="A regression is this much slower ..."
@@ -59,6 +65,7 @@ def compile_time(
     every: bool,
     limit_s: float | None,
     baseline: Path | None,
+    base: Path | None,
     update_baseline: bool,
     max_ratio: float,
     floor_s: float,
@@ -91,6 +98,7 @@ def compile_time(
         only=_only(loaded, tunable_texts) if tunable_texts else None,
         limit_s=limit_s,
         baseline=baseline,
+        base=base,
         max_ratio=max_ratio,
         floor_s=floor_s,
         rounds=rounds,

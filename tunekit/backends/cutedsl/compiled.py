@@ -31,6 +31,7 @@ OTHER_CHIP_NUMBERS = {110: 101}
 
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _PTXAS_MS = re.compile(r"Compile time = ([\d.]+) ms")
+_CUDA_TOOLS = re.compile(r"Cuda compilation tools, release [\d.]+, V([\d.]+)")
 _TARGET = re.compile(r"^\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
 _ALLOC = re.compile(r"tcgen05\.alloc\.[^;]*\],\s*([%\w]+)\s*;")
 
@@ -65,6 +66,9 @@ def read(host: Any, ptx: str, cubin: bytes, log: str) -> tuple[Footprint, Values
         facts["smem_dynamic"] = smem - static
     if spills:
         facts["spill_loads"] = max(loads for _, loads in spills)
+    tools = _CUDA_TOOLS.search(ptx)
+    if tools:
+        facts["cuda_tools"] = tools.group(1)  # the release whose back end and ptxas made this code
     times = [float(ms) for ms in _PTXAS_MS.findall(log)]
     if times:
         facts["ptxas_s"] = sum(times) / 1000
