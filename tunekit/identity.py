@@ -22,13 +22,7 @@ from typing import Any
 
 from tunekit.model import Values, Variant, to_json
 
-# The two library flavours carry different ptxas: the same kernel is other machine code under each.
-TOOLCHAIN = (
-    "nvidia-cutlass-dsl",
-    "nvidia-cutlass-dsl-libs-cu12",
-    "nvidia-cutlass-dsl-libs-cu13",
-    "apache-tvm-ffi",
-)
+TOOLCHAIN = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 INSTALLED = frozenset({"site-packages", "dist-packages", "dsl_packages"})
 STDLIB = Path(inspect.__file__).resolve().parent
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
