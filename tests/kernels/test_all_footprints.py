@@ -24,4 +24,4 @@ def test_every_traced_footprint_equals_the_declared_one(arch: str, head_dim: int
         differing = Probe.of_report(results[unit.key].value or {}, declared(unit.variant, p)).disagreements()
         if not results[unit.key].ok or differing:
             wrong[str(unit.variant)] = differing or results[unit.key].reason
-    assert len(wanted) > 10 and not wrong
+    assert len(wanted) >= 5 and not wrong
