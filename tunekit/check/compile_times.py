@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from tunekit.settings import (
 from tunekit.settings import (
     limit_s as limit_that_holds,
 )
-from tunekit.spec import KernelSpec, load_spec
+from tunekit.spec import KernelSpec, absolute_reference, load_spec
 
 MAX_RATIO = 1.5
 FLOOR_S = 0.5
@@ -113,7 +112,7 @@ def check_compile_times(
     references: dict[str, float | None] = {}
     fresh: dict[str, Entry] = {}
     for name in names:
-        reference = _absolute(name)
+        reference = absolute_reference(name)
         spec = load_spec(reference)
         selection = select(spec, reference, chosen_arches, problems, which, only)
         before = _base(reference, base, chosen_arches, problems, which, only, notes)
@@ -232,12 +231,6 @@ def _known(path: Path | None, update: bool) -> Baseline:
     if path is None or (update and not path.exists()):
         return Baseline()
     return read_baseline(path)
-
-
-def _absolute(reference: str) -> str:
-    """A path made good for the compile processes' working directory; a name as it is."""
-    is_path = ".py" in reference or os.sep in reference
-    return str(Path(reference).absolute()) if is_path else reference
 
 
 def _versions(toolchain: Mapping[str, str | None]) -> str:

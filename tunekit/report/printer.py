@@ -12,8 +12,6 @@ from typing import Any, TextIO
 from tunekit.errors import UserError
 from tunekit.model import to_json
 
-PLAIN_WIDTH = 110
-
 
 def is_plain(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
     """Whether `stream` gets plain lines: no terminal, a CI job, or a terminal without escapes."""

@@ -46,7 +46,6 @@ class Store:
 
     def __init__(self, path: Path, *, create: bool, busy_s: float, vfs: str | None, steps: Sequence[Step]) -> None:
         self.path = path
-        self._create = create
         self._busy_s = busy_s
         self._vfs = vfs
         self._steps = steps
