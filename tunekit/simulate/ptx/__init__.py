@@ -1,0 +1,1 @@
+"""Reading PTX: text to typed values, and the control flow between them."""
