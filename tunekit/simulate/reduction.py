@@ -51,7 +51,7 @@ _FLOATING: dict[str, Callable[[Values, Values], Values]] = {"add": np.add, "min"
 def supports(operation: str, type: str) -> bool:
     """Whether `combine` knows the operation on the type."""
     if operation in _BITWISE:
-        return type[0] in "bus" and not type.startswith("bf") or operation == "exch"
+        return (type[0] in "bus" and not type.startswith("bf")) or operation == "exch"
     if type in ("u32", "u64", "s32", "s64"):
         return operation in _INTEGER and (operation not in ("inc", "dec") or type[0] == "u")
     return type in ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64") and operation in _FLOATING
