@@ -37,13 +37,13 @@ def reports() -> Reports:
 class TestMbarrier:
     def test_phase_needs_arrivals_and_transactions(self, reports: Reports) -> None:
         one = Mbarrier("mbarrier at shared 0x480", 0x480, 2)
-        one.expect(16384, reports)
+        one.expect_tx(16384, reports)
         one.arrive(1, None, reports)
         one.arrive(1, None, reports)
         assert one.phase == 0
         assert not one.passed(0)
         assert one.passed(1)
-        one.complete(16384, None, reports)
+        one.complete_tx(16384, None, reports)
         assert one.phase == 1
         assert one.passed(0)
         assert (one.pending, one.transactions) == (2, 0)
@@ -51,9 +51,9 @@ class TestMbarrier:
 
     def test_completion_before_expectation_is_allowed(self, reports: Reports) -> None:
         one = Mbarrier("m", 0, 1)
-        one.complete(64, None, reports)
+        one.complete_tx(64, None, reports)
         assert one.transactions == -64
-        one.expect(64, reports)
+        one.expect_tx(64, reports)
         assert one.phase == 0
         one.arrive(1, None, reports)
         assert one.phase == 1
@@ -63,27 +63,27 @@ class TestMbarrier:
         one = Mbarrier("mbarrier at shared 0x480", 0x480, 128)
         for _ in range(3):
             one.arrive(128, None, reports)
-        one.expect(16384, reports)
+        one.expect_tx(16384, reports)
         one.arrive(127, None, reports)
         assert one.awaited(1) == (
             "mbarrier at shared 0x480 (phase 3, waiting for parity 1): "
             "1 of 128 arrivals and 16384 bytes of transactions outstanding"
         )
-        one.complete(16400, None, reports)
+        one.complete_tx(16400, None, reports)
         assert "1 of 128 arrivals outstanding, 16 bytes more completed than expected" in one.awaited(1)
 
     def test_too_many_arrivals(self, reports: Reports) -> None:
         one = Mbarrier("m", 0, 2)
-        one.expect(16, reports)
+        one.expect_tx(16, reports)
         one.arrive(2, None, reports)
         one.arrive(1, None, reports)
         assert reports == [(FaultKind.MBARRIER, "m (phase 0): 1 arrivals, 0 of 2 pending")]
 
     def test_transaction_count_has_limits(self, reports: Reports) -> None:
         one = Mbarrier("m", 0, 1)
-        one.expect(COUNT_LIMIT, reports)
+        one.expect_tx(COUNT_LIMIT, reports)
         assert not reports
-        one.expect(1, reports)
+        one.expect_tx(1, reports)
         assert reports[0][0] is FaultKind.TRANSACTIONS
         assert str(COUNT_LIMIT + 1) in reports.text
 
@@ -175,7 +175,7 @@ class TestMbarriers:
         table = Mbarriers(content)
         one = self.made(table, content, 0x480, 1, reports)
         self.made(table, content, 0x488, 1, reports)
-        one.expect(4096, reports)
+        one.expect_tx(4096, reports)
         (line,) = table.leftovers()
         assert line.startswith("mbarrier at shared 0x480 (phase 0) at the CTA's exit")
         assert "4096 bytes of transactions" in line

@@ -18,6 +18,9 @@ from tunekit.simulate.order import Knowledge
 Report = Callable[[FaultKind, str], None]
 """Takes a fault; execution goes on."""
 
+Epoch = tuple[int, int]
+"""(index of the agent, number): a step of that agent."""
+
 COUNT_LIMIT = 2**20 - 1
 """Largest count of arrivals, and largest magnitude of the transaction count (9.7.13.15.2)."""
 
@@ -47,8 +50,8 @@ class Mbarrier:
         "transactions",
     )
 
-    def __init__(self, place: str, offset: int, count: int, serial: int = 0, by: tuple[int, int] = (0, 0)) -> None:
-        """A freshly initialised object. `by` is the epoch (agent, number) of its mbarrier.init."""
+    def __init__(self, place: str, offset: int, count: int, serial: int = 0, by: Epoch = (0, 0)) -> None:
+        """A freshly initialised object. `by` is the epoch of its mbarrier.init."""
         self.place = place
         self.offset = offset
         self.expected = count
@@ -98,11 +101,11 @@ class Mbarrier:
             count = self.expected
         self.expected -= count
 
-    def expect(self, size: int, report: Report) -> None:
+    def expect_tx(self, size: int, report: Report) -> None:
         """The expect-tx operation (9.7.13.15.5.1): `size` more bytes belong to the current phase."""
         self._transact(size, report)
 
-    def complete(self, size: int, known: Knowledge | None, report: Report) -> None:
+    def complete_tx(self, size: int, known: Knowledge | None, report: Report) -> None:
         """The complete-tx operation (9.7.13.15.5.2): `size` bytes have arrived; their writes are released."""
         self._gather(known)
         self._transact(-size, report)
@@ -177,7 +180,7 @@ class Mbarriers:
         self._gone: dict[int, str] = {}
         self._serial = 0
 
-    def init(self, offset: int, count: int, by: tuple[int, int], report: Report) -> Mbarrier | None:
+    def init(self, offset: int, count: int, by: Epoch, report: Report) -> Mbarrier | None:
         """mbarrier.init (9.7.13.15.9). The caller writes `.signature` to the eight bytes; None if it can't be."""
         if not self._aligned(offset, report):
             return None
