@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.decode import Decoder, Step, Wait, instruction
-from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.lanes import WARP, Lanes
 from tunekit.simulate.ptx import module as ptx
 
@@ -77,19 +76,6 @@ def expand(rows: Bytes, source: str) -> Bytes:
     return np.packbits(padded, axis=-1, bitorder="little").reshape(rows.shape)
 
 
-def _row_addresses(w: Warp, i: ptx.Instruction, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows must be aligned to 16 bytes; a misaligned one is reported and read at the boundary below it."""
-    odd = addresses % ROW_BYTES != 0
-    if odd.any():
-        lane = int(np.flatnonzero(odd)[0])
-        w.fault(
-            FaultKind.MISALIGNED,
-            f"{i.opcode}: the row address of lane {lane}, {int(addresses[lane]):#x}, is no multiple of 16",
-        )
-        return addresses & ~np.int64(ROW_BYTES - 1)
-    return addresses
-
-
 def _space(i: ptx.Instruction) -> str:
     return next((_SPACES[m] for m in i.modifiers if m in _SPACES), "generic")
 
@@ -119,7 +105,7 @@ def ldmatrix(i: ptx.Instruction, d: Decoder) -> Step:
         wait = w.converge(i, lanes)
         if wait is not None:
             return wait
-        rows = w.load(space, _row_addresses(w, i, where.of(w, givers)), ROW_BYTES, givers)
+        rows = w.load(space, where.of(w, givers), ROW_BYTES, givers)
         rows = rows.reshape(count, lanes_each, ROW_BYTES)
         if shape == "m8n8":
             registers = fragments_8x8(rows, transposed)
@@ -154,8 +140,7 @@ def stmatrix(i: ptx.Instruction, d: Decoder) -> Step:
             return wait
         registers = np.stack([w.u32[slot] for slot in source]).view(np.uint8).reshape(count, WARP, 4)
         rows = rows_8x8(registers, transposed) if shape == "m8n8" else rows_16x8(registers)
-        addresses = _row_addresses(w, i, where.of(w, givers))
-        w.store(space, addresses, rows.reshape(-1, ROW_BYTES), givers)
+        w.store(space, where.of(w, givers), rows.reshape(-1, ROW_BYTES), givers)
         return None
 
     return step
