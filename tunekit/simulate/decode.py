@@ -289,7 +289,11 @@ def literal_bits(literal: ptx.Immediate, type_: str) -> int:
         return int(literal.value != 0)
     if type_ == "f32":
         if literal.type == "f64":
-            return int(np.float64(struct.unpack("<d", literal.value.to_bytes(8, "little"))[0]).astype(np.float32).view(np.uint32))
+            return int(
+                np.float64(struct.unpack("<d", literal.value.to_bytes(8, "little"))[0])
+                .astype(np.float32)
+                .view(np.uint32)
+            )
         if literal.type == "int":
             return int(np.float32(literal.value).view(np.uint32))
     if type_ == "f64":

@@ -42,7 +42,7 @@ class Registers:
         self.u32x2: list[Any] = [None] * slots
         self.u64x2: list[Any] = [None] * slots
         counts = {width: decoder.widths.count(width) for width in _STORAGE}
-        blocks = {
+        blocks: dict[int, NDArray[Any]] = {
             width: np.full((count, WARP * (2 if width == 128 else 1)), _POISON[width], dtype=_STORAGE[width])
             for width, count in counts.items()
         }
@@ -80,7 +80,7 @@ class Registers:
         if width == 1:
             self.pred[slot][:] = np.asarray(bits) != 0
         elif width == 128:
-            value = int(bits)  # type: ignore[arg-type]
+            value = int(bits)
             self.u64x2[slot][:] = np.array([value & (2**64 - 1), value >> 64], dtype=np.uint64)
         else:
             view = {16: self.u16, 32: self.u32, 64: self.u64}[width][slot]
@@ -91,5 +91,5 @@ class Registers:
         """The storage of a slot as unsigned numbers ([32], or [32, 2] for 128 bits), or as bool for predicates."""
         for view in (self.u32, self.u64, self.pred, self.u16, self.u64x2):
             if view[slot] is not None:
-                return view[slot]  # type: ignore[no-any-return]
+                return np.asarray(view[slot])
         raise ValueError(f"slot {slot} has no storage")
