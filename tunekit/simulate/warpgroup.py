@@ -7,7 +7,7 @@ its warps. It is one agent in the order of memory: its epochs are the numbers of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,8 +197,8 @@ class Warpgroup:
             if (part.a, part.b, part.accumulate) != (first.a, first.b, first.accumulate):
                 part.warp.fault(
                     FaultKind.DESCRIPTOR,
-                    f"warps {first.warp.number} and {part.warp.number} of a warpgroup give other descriptors or another "
-                    f"scale-d: {_shown(first)} and {_shown(part)}",
+                    f"warps {first.warp.number} and {part.warp.number} of a warpgroup disagree: {_shown(first)} and "
+                    f"{_shown(part)}",
                     instruction=part.operation.instruction,
                 )
 

@@ -36,7 +36,7 @@ def _legal(m: int, n: int, k: int, types: tuple[str, str, str, str], mixed: bool
         return btype in INTEGERS and ELEMENT_BITS[atype] == ELEMENT_BITS[btype] and dtype == ctype == "s32"
     if atype in _F8F6F4:
         narrow = btype in _F8F6F4 and {dtype, ctype} <= {"f16", "f32"}
-        return narrow and (mixed and k == 32 or {atype, btype} <= {"e4m3", "e5m2"})
+        return narrow and ((mixed and k == 32) or {atype, btype} <= {"e4m3", "e5m2"})
     if atype != btype:
         return False
     if atype == "f16":
@@ -53,7 +53,8 @@ def register_elements(w: Warp, slots: tuple[int, ...], kind: str) -> NDArray[Any
     if bits == 4:
         octets = words.view(np.uint8).reshape(-1, WARP, 4)
         return np.stack([octets & 15, octets >> 4], axis=-1).reshape(-1, WARP, 8)
-    return words.view(UNSIGNED[bits]).reshape(-1, WARP, 32 // bits)
+    elements: NDArray[Any] = words.view(UNSIGNED[bits]).reshape(-1, WARP, 32 // bits)
+    return elements
 
 
 def read_accumulator(w: Warp, slots: tuple[int, ...], kind: str, m: int) -> NDArray[Any]:

@@ -12,6 +12,7 @@ Not modelled: sparse (.sp) and single-bit forms.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -111,7 +112,7 @@ def mma_async(i: ptx.Instruction, d: Decoder) -> Step:
         group, tracking = w.cta.part(Warpgroups).of(w), w.part(Tracking)
         _check_registers(w, operation, tracking, lanes)
         defined = w.defined
-        read = operation.a_registers
+        read: Iterable[int] = operation.a_registers
         if accumulate and take_accumulators(defined).count(FULL) != count:
             read = operation.slots
         for slot in read:
@@ -144,10 +145,10 @@ def _check_registers(w: Warp, operation: Operation, tracking: Tracking, lanes: L
     if tracking.touched and not tracking.touched.isdisjoint(operation.slots):
         touched = tracking.touched & operation.slots
         names = w.program.decoder.names
-        shown = ", ".join(sorted(names[slot] for slot in touched)[:4])
+        shown = ", ".join([*sorted(names[slot] for slot in touched)[:4], *["..."] * (len(touched) > 4)])
         w.fault(
             FaultKind.MISSING_WGMMA_FENCE,
-            f"uses {shown}{', ...' if len(touched) > 4 else ''}, accessed by other instructions since the last wgmma.fence",
+            f"uses {shown}, accessed by other instructions since the last wgmma.fence",
         )
         tracking.touched -= touched
     last = tracking.last
