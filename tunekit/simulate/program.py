@@ -34,5 +34,5 @@ class Program:
         units.load()
         symbols = Symbols.of(module, kernel, dynamic_bytes, globals_ or {})
         decoder = Decoder(module, kernel, symbols)
-        ops = tuple(decoder.decode(i) for i in kernel.instructions)
+        ops = decoder.finish(tuple(decoder.decode(i) for i in kernel.instructions))
         return cls(module, kernel, symbols, decoder, ops, tuple(reconvergence(kernel)))
