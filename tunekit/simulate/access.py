@@ -109,7 +109,7 @@ class WarpMemory(Registers):
         out = np.zeros((addresses.size, size), dtype=np.uint8)
         access = self.access(strong=strong)
         for region, offsets, chosen in self.resolve(space, addresses, lanes):
-            good = self._checked(region, offsets, size, chosen, lanes, align or size)
+            good = self.checked(region, offsets, size, chosen, lanes, align or size)
             if good is None:
                 out[chosen] = region.read(offsets, size, access)
             elif good.any():
@@ -124,7 +124,7 @@ class WarpMemory(Registers):
         size = data.shape[1]
         self.cta.cluster.changes += 1
         for region, offsets, chosen in self.resolve(space, addresses, lanes):
-            good = self._checked(region, offsets, size, chosen, lanes, align or size)
+            good = self.checked(region, offsets, size, chosen, lanes, align or size)
             if good is None:
                 region.write(offsets, data[chosen], access)
             elif good.any():
@@ -201,7 +201,7 @@ class WarpMemory(Registers):
         inside = (offsets >= 0) & (offsets < size)
         return np.where(inside, offsets + lanes.indices * size, -1)
 
-    def _checked(
+    def checked(
         self,
         region: Region,
         offsets: Offsets,
