@@ -215,7 +215,9 @@ class WarpMemory(Registers):
         if not good.all():
             bad = offsets[~good]
             at = Lanes.of(int(np.bitwise_or.reduce(np.left_shift(1, lanes.indices[chosen][~good]))))
-            shown = int(bad[0]) & ~(1 << 40) if bad[0] >= 0 else int(bad[0])
+            shown = int(bad[0])
+            if region is not self.cta.cluster.global_memory and shown >= 0:
+                shown &= ~(1 << 40)
             self.fault(FaultKind.OUT_OF_BOUNDS, f"{size} bytes at {region.where(shown)}, outside every allocation", at)
             return np.asarray(good)
         odd = offsets % align != 0
