@@ -171,16 +171,16 @@ def _check_types(shape: Shape) -> None:
 
 def _check_shape(shape: Shape, cta_group: int, weight_stationary: bool) -> None:
     m, n, kind = shape.m, shape.n, shape.kind
+    heights: tuple[int, ...]
     if weight_stationary:
-        heights, widths = (32, 64, 128), (64, 128, 256)
-        if n not in widths:
+        heights = (32, 64, 128)
+        if n not in (64, 128, 256):
             raise DescriptorError("N", f"{n} is not one of 64, 128, 256")
     elif cta_group == 1:
         heights = (128,) if kind.scaled else (64, 128)
         step = 16 if shape.b_major == "mn" and kind.element_bits == 8 else 8
-        if kind.name == "i8":
-            if n % 16 and n not in (8, 24):
-                raise DescriptorError("N", f"{n} is not one of 8, 16, 24, 32, 48 ... 256")
+        if kind.name == "i8" and n % 16 and n not in (8, 24):
+            raise DescriptorError("N", f"{n} is not one of 8, 16, 24, 32, 48 ... 256")
         if n % step or not step <= n <= 256:
             raise DescriptorError("N", f"{n} is not a multiple of {step} between {step} and 256")
     else:
