@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class Cluster:
         part = self._parts.get(kind)
         if part is None:
             part = self._parts[kind] = kind(self)  # type: ignore[call-arg]
-        return part  # type: ignore[no-any-return]
+        return cast(P, part)
 
     def report(self, kind: FaultKind, message: str, access: Access) -> None:
         """Takes a finding about an access to memory."""
@@ -201,5 +201,3 @@ class Cluster:
             self.report,
             initialised=buffer.initialised,
         )
-
-

@@ -24,10 +24,15 @@ class Program:
     reconvergence: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, module: Module, kernel: Kernel, dynamic_bytes: int, globals_: Mapping[str, int] | None = None) -> Program:
-        """Decodes `kernel`. dynamic_bytes: dynamic shared memory of the launch; globals_: addresses of .global variables."""
+    def of(
+        cls, module: Module, kernel: Kernel, dynamic_bytes: int, globals_: Mapping[str, int] | None = None
+    ) -> Program:
+        """Decodes `kernel` for a launch with `dynamic_bytes` of dynamic shared memory.
+
+        globals_: addresses of the module's .global variables.
+        """
         units.load()
         symbols = Symbols.of(module, kernel, dynamic_bytes, globals_ or {})
         decoder = Decoder(module, kernel, symbols)
-        ops = tuple(decoder.decode(i) for i in kernel.instructions)
+        ops = decoder.finish(tuple(decoder.decode(i) for i in kernel.instructions))
         return cls(module, kernel, symbols, decoder, ops, tuple(reconvergence(kernel)))
