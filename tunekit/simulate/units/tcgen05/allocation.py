@@ -150,7 +150,8 @@ def dealloc(i: Instruction, d: Decoder) -> Step:
             w.fault(FaultKind.TMEM_ALLOCATION, f"{show(address)} is not the start of an allocation{text}")
             return None
         if allocation.count != count:
-            w.fault(FaultKind.TMEM_ALLOCATION, f"frees {count} columns at {show(address)}, where {allocation.count} are")
+            text = f"frees {count} columns at {show(address)}, where {allocation.count} were allocated"
+            w.fault(FaultKind.TMEM_ALLOCATION, text)
         state.give(column, w.access(), i)
         return None
 

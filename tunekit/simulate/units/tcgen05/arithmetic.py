@@ -70,10 +70,13 @@ def _typed(octets: NDArray[np.uint8], element: str) -> NDArray[Any]:
 
 def _decoded(bits: NDArray[Any], element: str) -> Float64:
     if element in _INTEGERS:
-        return bits.view(_INTEGERS[element]).astype(np.float64)
-    if element == "f16":
-        return bits.view(np.float16).astype(np.float64)
-    return decode(bits, element).astype(np.float64)
+        values = bits.view(_INTEGERS[element])
+    elif element == "f16":
+        values = bits.view(np.float16)
+    else:
+        values = decode(bits, element)
+    wide: Float64 = values.astype(np.float64)
+    return wide
 
 
 def nibbles(octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -106,7 +109,8 @@ def accumulate(product: Float64, before: Words | None, result: str, scale: int, 
             total *= 2.0**-scale
         total += product
     if result == "f16":
-        return encode(total, "f16").astype(np.uint32)
+        halves: Words = encode(total, "f16").astype(np.uint32)
+        return halves
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = total.astype(np.float32)
     bits: Words = rounded.view(np.uint32)

@@ -100,8 +100,7 @@ def ld(i: Instruction, d: Decoder) -> Step:
             return wait
         values = _loaded(w, lanes, i, cells, address.of(w, lanes).astype(np.uint32))
         if values is not None:
-            for slot, column in zip(out, values.T, strict=True):
-                w.u32[slot][:] = column
+            w.set_words(out, values.T)
         _mark(w, out)
         return None
 
@@ -118,7 +117,7 @@ def _loaded(
     unit = w.part(WarpTensor)
     words = tensor(w.cta).memory.read(*place, unit.access(unit.loads, i))
     if cells.fragment.packed:
-        return (words[:, :, 0] & 0xFFFF) | (words[:, :, 1] << 16)
+        return (words[:, :, 0] & np.uint32(0xFFFF)) | (words[:, :, 1] << np.uint32(16))
     return words
 
 
@@ -144,8 +143,7 @@ def _ld_red(i: Instruction, d: Decoder) -> Step:
             return wait
         values = _loaded(w, lanes, i, cells, address.of(w, lanes).astype(np.uint32))
         if values is not None:
-            for slot, column in zip(out, values.T, strict=True):
-                w.u32[slot][:] = column
+            w.set_words(out, values.T)
             w.u32[reduced][:] = reduce(values, kind, largest, absolute, keep_nan)
         _mark(w, (*out, reduced))
         return None
@@ -153,9 +151,7 @@ def _ld_red(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-def reduce(
-    values: NDArray[np.uint32], kind: str, largest: bool, absolute: bool, keep_nan: bool
-) -> NDArray[np.uint32]:
+def reduce(values: NDArray[np.uint32], kind: str, largest: bool, absolute: bool, keep_nan: bool) -> NDArray[np.uint32]:
     """The minimum or maximum of each row, as min and max of that type define it (PTX ISA 9.7.3.12 for f32)."""
     rows = np.ascontiguousarray(values)
     if kind != "f32":
@@ -188,9 +184,9 @@ def st(i: Instruction, d: Decoder) -> Step:
         place = cells.at(w, lanes, address.of(w, lanes).astype(np.uint32))
         if place is None:
             return None
-        words = np.stack([w.u32[slot] for slot in source], axis=1)
+        words = w.words(source).T
         if what.packed:
-            words = np.stack([words & 0xFFFF, words >> 16], axis=2)
+            words = np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], axis=2)
         unit = w.part(WarpTensor)
         rows, columns, touched = place
         tensor(w.cta).memory.write(rows, columns, words, touched, unit.access(unit.stores, i))
@@ -215,5 +211,3 @@ def wait_for(i: Instruction, d: Decoder) -> Step:
         return None
 
     return step
-
-

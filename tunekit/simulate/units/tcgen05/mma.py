@@ -192,6 +192,4 @@ def _scaling(w: Warp, one: Lanes, o: _Operands, shape: Shape, blocks: int) -> Sc
             raise DescriptorError(f"matrix {name} scale factor data ID", f"{number} is not one of {allowed}")
     if shape.scale_type == "ue4m3" and blocks != 4:
         raise DescriptorError("scale matrix type", "ue4m3 needs scale_vec::4X")
-    return Scaling(
-        o.scale_a.first(w, one) & 0xFFFFFFFF, o.scale_b.first(w, one) & 0xFFFFFFFF, blocks, shape.scale_type
-    )
+    return Scaling(o.scale_a.first(w, one) & 0xFFFFFFFF, o.scale_b.first(w, one) & 0xFFFFFFFF, blocks, shape.scale_type)

@@ -16,7 +16,7 @@ from tunekit.simulate.units.tcgen05.address import show, split
 from tunekit.simulate.units.tcgen05.arithmetic import Float64, accumulate
 from tunekit.simulate.units.tcgen05.data_path import DataPath
 from tunekit.simulate.units.tcgen05.instruction_descriptor import Shape
-from tunekit.simulate.units.tcgen05.operands import Reader, cells, from_shared, from_tensor, scales
+from tunekit.simulate.units.tcgen05.operands import Elements, Reader, cells, from_shared, from_tensor, scales
 from tunekit.simulate.units.tcgen05.state import tensor
 
 if TYPE_CHECKING:
@@ -75,14 +75,15 @@ class Multiplication:
         """float64[n, k], negated and with zeroed columns."""
         shape = self.shape
         share = shape.n // len(self.ctas)
+        bits = shape.kind.element_bits
+        # Transposed, columns of B come in chunks of 16 bytes.
+        rows = -(-(share + self.shift) * bits // 128) * 128 // bits if shape.b_major == "mn" else share + self.shift
         parts = []
         for cta in self.ctas:
-            part = from_shared(
-                reader, cta, self.b, share + self.shift, shape.k, shape.b_type, shape.kind.element_bits, shape.b_major, "B"
-            )
+            part = from_shared(reader, cta, self.b, rows, shape.k, Elements(shape.b_type, bits, shape.b_major), "B")
             if part is None:
                 return None
-            parts.append(part[self.shift :])
+            parts.append(part[self.shift : self.shift + share])
         b = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self.zero is not None:
             b = np.where(self.zero[:, None], 0.0, b)
@@ -93,9 +94,11 @@ class Multiplication:
         shape = self.shape
         bits = shape.kind.element_bits
         if isinstance(self.a, Place):
-            a = from_shared(reader, cta, self.a, self.path.rows, shape.k, shape.a_type, bits, shape.a_major, "A")
+            a = from_shared(
+                reader, cta, self.a, self.path.rows, shape.k, Elements(shape.a_type, bits, shape.a_major), "A"
+            )
         elif self.a is not None:
-            a = from_tensor(reader, cta, self.a, lanes, shape.a_type, bits)
+            a = from_tensor(reader, cta, self.a, lanes, Elements(shape.a_type, bits, "k"))
         else:
             a = None
         return a if a is None or not shape.negate_a else -a
@@ -162,9 +165,7 @@ class Multiplication:
         if lane not in allowed:
             reader.fault(FaultKind.TMEM_ACCESS, f"D at {show(self.d)}: layout {self.path.layout} starts in {allowed}")
         if isinstance(self.a, int) and split(self.a)[0] != lane:
-            reader.fault(
-                FaultKind.TMEM_ACCESS, f"A at {show(self.a)} and D at {show(self.d)} start in different lanes"
-            )
+            reader.fault(FaultKind.TMEM_ACCESS, f"A at {show(self.a)} and D at {show(self.d)} start in different lanes")
 
 
 def _scaled(matrix: Float64, factors: Float64) -> Float64:

@@ -41,11 +41,20 @@ class Reader:
         self.warp.fault(kind, message, instruction=self.instruction)
 
 
+@dataclass(frozen=True)
+class Elements:
+    """Type, bits that each takes in memory, and which way they run."""
+
+    type: str
+    bits: int
+    major: Major
+
+
 def from_shared(
-    reader: Reader, cta: Cta, place: Place, rows: int, k: int, element: str, container_bits: int, major: Major, name: str
+    reader: Reader, cta: Cta, place: Place, rows: int, k: int, elements: Elements, name: str
 ) -> Float64 | None:
     """The operand float64[rows, k] that `place` describes in `cta`'s shared memory; None if it lies outside."""
-    found = chunk_addresses(place, rows, k, container_bits, major)
+    found = chunk_addresses(place, rows, k, elements.bits, elements.major)
     inside = cta.shared.within(found, 16)
     if not inside.all():
         outside = int(found[~inside][0])
@@ -54,7 +63,7 @@ def from_shared(
             f"{name} ({place}): 16 bytes at {cta.shared.where(outside)}, outside shared memory",
         )
         return None
-    return from_chunks(cta.shared.read(found, 16, reader.shared), element, container_bits, major)
+    return from_chunks(cta.shared.read(found, 16, reader.shared), elements.type, elements.bits, elements.major)
 
 
 @lru_cache(maxsize=256)
@@ -66,9 +75,7 @@ def cells(lanes: bytes, lane: int, column: int, count: int) -> tuple[Index, Inde
     return rows[:, None], columns[None, :], groups(halves[:, None], columns[None, :])
 
 
-def from_tensor(
-    reader: Reader, cta: Cta, address: int, lanes: Index, element: str, container_bits: int
-) -> Float64 | None:
+def from_tensor(reader: Reader, cta: Cta, address: int, lanes: Index, elements: Elements) -> Float64 | None:
     """The operand float64[rows, k] whose rows lie in `lanes` (from the address's lane); None if it is not there."""
     lane, column = split(address)
     state = tensor(cta)
@@ -78,7 +85,7 @@ def from_tensor(
         reader.fault(FaultKind.TMEM_ACCESS, f"A at {show(address)}: {problem}")
         return None
     words = state.memory.read(rows, columns, touched, reader.tensor)
-    return from_words(words, element, container_bits)
+    return from_words(words, elements.type, elements.bits)
 
 
 def scales(
