@@ -11,7 +11,7 @@ from tunekit.simulate.matrix.layout import Major
 _FLOATS_8_6_4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """What the kinds differ in.
 
