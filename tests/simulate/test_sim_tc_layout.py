@@ -206,10 +206,11 @@ def test_an_instruction_descriptor_goes_both_ways(what: Shape, group: int, ws: b
     assert instruction_descriptor.decode(instruction_descriptor.encode(what), what.kind, group, ws) == what
 
 
-def test_the_instruction_descriptor_of_a_compiled_kernel() -> None:
-    """What CuTeDSL puts for a 128x128x16 product of bf16: 0x8200490."""
-    found = instruction_descriptor.decode(0x8200490, KINDS["f16"], 1, False)
-    assert found == shape("f16", 128, 128, "bf16", "bf16")
+def test_the_descriptors_of_a_compiled_kernel() -> None:
+    """What CuTeDSL 4.8.1 puts into the PTX of an attention kernel: 128x64x16, bf16, K-major with 128B swizzle."""
+    found = instruction_descriptor.decode(135267472, KINDS["f16"], 1, False)
+    assert found == shape("f16", 128, 64, "bf16", "bf16")
+    assert descriptor_sm100.decode(4611756662049538048) == Place(0, 16, 1024, SWIZZLE_128B)
 
 
 @pytest.mark.parametrize(
