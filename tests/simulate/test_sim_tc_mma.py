@@ -19,7 +19,8 @@ from tunekit.simulate.matrix.layout import (
     Swizzle,
 )
 from tunekit.simulate.units.tcgen05.data_path import data_path
-from tunekit.simulate.units.tcgen05.instruction_descriptor import KINDS, Shape, encode as describe
+from tunekit.simulate.units.tcgen05.instruction_descriptor import KINDS, Shape
+from tunekit.simulate.units.tcgen05.instruction_descriptor import encode as describe
 
 A_AT, B_AT = 0x4000, 0xC000
 FLOATS8 = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
@@ -112,7 +113,9 @@ def packed_rows(bits: np.ndarray, shape: Shape) -> np.ndarray:
 def cells_of(values: np.ndarray, shape: Shape) -> np.ndarray:
     if shape.d_type == "s32":
         return values.astype(np.int32).view(np.uint32)
-    return encode(values, "f16").astype(np.uint32) if shape.d_type == "f16" else values.astype(np.float32).view(np.uint32)
+    if shape.d_type == "f16":
+        return encode(values, "f16").astype(np.uint32)
+    return values.astype(np.float32).view(np.uint32)
 
 
 def values_of(words: np.ndarray, shape: Shape) -> np.ndarray:
@@ -308,7 +311,8 @@ def scaled(
         # By hand, from the layout of 9.7.16.10.7.2: row r in lane r % 32 of each quarter, column r / 32.
         for quarter in range(4):
             part = quarter * path.parts // 4
-            for column, factors, first in ((300, sa[mine], ids[0]), (320, sb[part * width : (part + 1) * width], ids[1])):
+            for_b = sb[part * width : (part + 1) * width]
+            for column, factors, first in ((300, sa[mine], ids[0]), (320, for_b, ids[1])):
                 cells = rng.integers(0, 256, (128, 8, 4)).astype(np.uint8)
                 for row in range(len(factors)):
                     cells[row % 32, row // 32, first : first + blocks] = factors[row]

@@ -7,6 +7,8 @@ value is known for each cell.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,8 @@ GROUPS = LANES // GROUP
 
 Index = NDArray[np.int64]
 Words = NDArray[np.uint32]
+# What may stand for lanes and for columns: arrays that broadcast, or a slice each.
+Where: TypeAlias = Index | slice
 
 
 def groups(lanes: Index, columns: Index) -> Index:
@@ -46,25 +50,26 @@ class TensorMemory:
             GROUPS * COLUMNS, agents, _describe, report, initialised=np.ones(GROUPS * COLUMNS, dtype=np.bool_)
         )
 
-    def read(self, lanes: Index, columns: Index, touched: Index, access: Access | None) -> Words:
-        """The cells at lanes and columns (shapes that broadcast); touched: their `groups`."""
+    def read(self, lanes: Where, columns: Where, touched: Index, access: Access | None) -> Words:
+        """The cells at lanes and columns, not to be written to; touched: their `groups`."""
         if access is not None:
             held = self.initialised[lanes, columns]
             if not held.all():
-                missing = np.argwhere(~held)
-                first = tuple(missing[0])
-                lane = int(np.broadcast_to(lanes, held.shape)[first])
-                column = int(np.broadcast_to(columns, held.shape)[first])
-                self._report(
-                    FaultKind.UNINITIALISED,
-                    f"reads tmem lane {lane}, column {column}, which nothing has written "
-                    f"({len(missing)} of {held.size} cells)",
-                    access,
-                )
+                self._missing(lanes, columns, held, access)
             self._history.read(touched, access)
         return self.words[lanes, columns]
 
-    def write(self, lanes: Index, columns: Index, values: Words, touched: Index, access: Access | None) -> None:
+    def _missing(self, lanes: Where, columns: Where, held: NDArray[np.bool_], access: Access) -> None:
+        cells = np.arange(LANES * COLUMNS).reshape(LANES, COLUMNS)[lanes, columns]
+        first = int(cells[~held].flat[0])
+        self._report(
+            FaultKind.UNINITIALISED,
+            f"reads tmem lane {first // COLUMNS}, column {first % COLUMNS}, which nothing has written "
+            f"({int(np.count_nonzero(~held))} of {held.size} cells)",
+            access,
+        )
+
+    def write(self, lanes: Where, columns: Where, values: Words, touched: Index, access: Access | None) -> None:
         """Writes the cells at lanes and columns; touched: their `groups`."""
         if access is not None:
             self._history.write(touched, access)

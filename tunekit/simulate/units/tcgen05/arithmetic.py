@@ -94,6 +94,22 @@ def sextets(octets: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return parts.reshape(*octets.shape[:-1], -1)
 
 
+# OpenBLAS spreads larger products over threads, which on a busy machine costs more than they are worth.
+_MOST_PRODUCTS = 1 << 17
+
+
+def multiply(a: Float64, b: Float64) -> Float64:
+    """a[rows, k] times the transpose of b[columns, k]."""
+    rows, k = a.shape
+    columns = b.shape[0]
+    step = max(1, _MOST_PRODUCTS // (rows * k))
+    product = np.empty((rows, columns), dtype=np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for first in range(0, columns, step):
+            np.matmul(a, b[first : first + step].T, out=product[:, first : first + step])
+    return product
+
+
 def accumulate(product: Float64, before: Words | None, result: str, scale: int, saturate: bool) -> Words:
     """The cells of D: `product` plus what D held, times 2^-scale, rounded to `result` ("f32", "f16" or "s32").
 

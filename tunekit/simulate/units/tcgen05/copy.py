@@ -103,7 +103,7 @@ class _Copy:
         found = chunk_addresses(self.place, rows, width, 8, "k")
         at_lanes, at_columns, touched = cells(np.sort(lanes).tobytes(), lane, column, width // 4)
         for cta in self.ctas:
-            problem = tensor(cta).trouble(lane, int(lanes.max()) + 1, at_columns[0])
+            problem = tensor(cta).trouble(lane, int(lanes.max()) + 1, at_columns)
             if problem is not None:
                 self.warp.fault(FaultKind.TMEM_ACCESS, f"at {show(self.address)}: {problem}", None, self.instruction)
                 continue
@@ -175,11 +175,11 @@ def _shift(w: Warp, i: Instruction, ctas: tuple[Cta, ...], address: int, access:
     for cta in ctas:
         state = tensor(cta)
         rows, columns, touched = cells(np.arange(QUADRANT, dtype=np.int64).tobytes(), lane, column, 8)
-        problem = state.trouble(lane, QUADRANT, columns[0])
+        problem = state.trouble(lane, QUADRANT, columns)
         if lane % QUADRANT:
             problem = f"lane {lane} is not a multiple of {QUADRANT}"
         if problem is not None:
             w.fault(FaultKind.TMEM_ACCESS, f"at {show(address)}: {problem}", None, i)
             continue
-        words = state.memory.read(rows, columns, touched, access)
-        state.memory.write(rows[:-1], columns, words[1:], touched, access)
+        words = state.memory.read(rows, columns, touched, access)[1:].copy()
+        state.memory.write(slice(lane, lane + QUADRANT - 1), columns, words, touched, access)

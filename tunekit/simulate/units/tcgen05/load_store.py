@@ -45,8 +45,18 @@ class _Cells:
     def __init__(self, what: Fragment) -> None:
         self.fragment = what
         self._columns = what.touched
+        breaks = np.flatnonzero(np.diff(self._columns) > 1)
+        starts, ends = [0, *(breaks + 1)], [*breaks, self._columns.size - 1]
+        self._runs = [(int(self._columns[a]), int(self._columns[b])) for a, b in zip(starts, ends, strict=True)]
         self._rows = np.arange(0, what.height, 16, dtype=np.int64)[:, None]
         self._found: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def _trouble(self, w: Warp, lane: int, column: int) -> str | None:
+        for first, last in self._runs:
+            problem = tensor(w.cta).trouble(lane, self.fragment.height, slice(column + first, column + last + 1))
+            if problem is not None:
+                return problem
+        return None
 
     def at(
         self, w: Warp, lanes: Lanes, addresses: NDArray[np.uint32]
@@ -65,7 +75,7 @@ class _Cells:
                 f"{first}-{first + QUADRANT - 1} only",
             )
             lane = first + lane % 32 if lane % 32 + self.fragment.height <= 32 else first
-        problem = tensor(w.cta).trouble(lane, self.fragment.height, self._columns + column)
+        problem = self._trouble(w, lane, column)
         if problem is not None:
             w.fault(FaultKind.TMEM_ACCESS, f"at {show(address)}: {problem}")
             return None

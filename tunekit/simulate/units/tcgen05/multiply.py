@@ -13,7 +13,7 @@ from tunekit.simulate.matrix.layout import Place
 from tunekit.simulate.order import Access
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.tcgen05.address import show, split
-from tunekit.simulate.units.tcgen05.arithmetic import Float64, accumulate
+from tunekit.simulate.units.tcgen05.arithmetic import Float64, accumulate, multiply
 from tunekit.simulate.units.tcgen05.data_path import DataPath
 from tunekit.simulate.units.tcgen05.instruction_descriptor import Shape
 from tunekit.simulate.units.tcgen05.operands import Elements, Reader, cells, from_shared, from_tensor, scales
@@ -120,9 +120,7 @@ class Multiplication:
                     return
                 left = _scaled(left, factors[0][part])
                 right = _scaled(right, factors[1][part])
-            with np.errstate(invalid="ignore", over="ignore"):
-                product = left @ right.T
-            self._write(reader, number, cta, lanes, part, product)
+            self._write(reader, number, cta, lanes, part, multiply(left, right))
 
     def _factors(self, reader: Reader, cta: Cta, width: int) -> tuple[list[Float64], list[Float64]] | None:
         """For each part, the scale factors of this CTA's rows and of the part's columns."""
@@ -149,7 +147,7 @@ class Multiplication:
             lanes, product = lanes[~kept], product[~kept]
         rows, columns, touched = cells(lanes.tobytes(), lane, column, product.shape[1])
         state = tensor(cta)
-        problem = state.trouble(lane, int(lanes[-1]) + 1, columns[0])
+        problem = state.trouble(lane, int(lanes[-1]) + 1, columns)
         if problem is not None:
             reader.fault(FaultKind.TMEM_ACCESS, f"D at {show(self.d)} ({self.shape}): {problem}")
             return

@@ -13,7 +13,7 @@ from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.formats import decode
 from tunekit.simulate.matrix.layout import Major, Place, chunk_addresses
 from tunekit.simulate.order import Access
-from tunekit.simulate.tensor_memory import groups
+from tunekit.simulate.tensor_memory import Where, groups
 from tunekit.simulate.units.tcgen05.address import show, split
 from tunekit.simulate.units.tcgen05.arithmetic import Float64, from_chunks, from_words
 from tunekit.simulate.units.tcgen05.data_path import scale_cells
@@ -67,12 +67,14 @@ def from_shared(
 
 
 @lru_cache(maxsize=256)
-def cells(lanes: bytes, lane: int, column: int, count: int) -> tuple[Index, Index, Index]:
-    """(lanes[., 1], columns[1, .], groups) of `count` columns in these lanes (int64 as bytes, from `lane`)."""
+def cells(lanes: bytes, lane: int, column: int, count: int) -> tuple[Where, slice, Index]:
+    """(lanes, columns, groups) of `count` columns in these lanes (int64 as bytes, in order, from `lane`)."""
     rows = np.frombuffer(lanes, dtype=np.int64) + lane
     columns = np.arange(column, column + count, dtype=np.int64)
     halves = np.unique(rows // 16) * 16
-    return rows[:, None], columns[None, :], groups(halves[:, None], columns[None, :])
+    first, last = int(rows[0]), int(rows[-1])
+    where: Where = slice(first, last + 1) if last - first + 1 == rows.size else rows
+    return where, slice(column, column + count), groups(halves[:, None], columns[None, :])
 
 
 def from_tensor(reader: Reader, cta: Cta, address: int, lanes: Index, elements: Elements) -> Float64 | None:
@@ -80,7 +82,7 @@ def from_tensor(reader: Reader, cta: Cta, address: int, lanes: Index, elements: 
     lane, column = split(address)
     state = tensor(cta)
     rows, columns, touched = cells(lanes.tobytes(), lane, column, WORDS_OF_A)
-    problem = state.trouble(lane, int(lanes[-1]) + 1, columns[0])
+    problem = state.trouble(lane, int(lanes[-1]) + 1, columns)
     if problem is not None:
         reader.fault(FaultKind.TMEM_ACCESS, f"A at {show(address)}: {problem}")
         return None
@@ -100,7 +102,7 @@ def scales(
     lane, column = split(address & 0x3FFFFFFF)
     within, across = scale_cells(count)
     state = tensor(cta)
-    problem = f"lane {lane}, must be 0" if lane else state.trouble(0, 128, np.unique(across) + column)
+    problem = f"lane {lane}, must be 0" if lane else state.trouble(0, 128, slice(column, column + int(across[-1]) + 1))
     if problem is not None:
         reader.fault(FaultKind.TMEM_ACCESS, f"{name} at {show(address)}: {problem}")
         return None

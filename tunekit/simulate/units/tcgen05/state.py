@@ -82,17 +82,16 @@ class CtaTensor:
         self._held[column : column + allocation.count] = False
         self.memory.release(column, allocation.count, access)
 
-    def trouble(self, lane: int, lanes: int, columns: NDArray[np.int64]) -> str | None:
-        """Why an access to `lanes` lanes from `lane` in these columns (sorted) is not allowed, or None."""
+    def trouble(self, lane: int, lanes: int, columns: slice) -> str | None:
+        """Why an access to `lanes` lanes from `lane` in these columns is not allowed, or None."""
         if lane < 0 or lane + lanes > LANES:
             return f"lanes {lane}-{lane + lanes - 1} of tensor memory, which has {LANES}"
-        first, last = int(columns[0]), int(columns[-1])
-        if first < 0 or last >= COLUMNS:
-            return f"columns {first}-{last} of tensor memory, which has {COLUMNS}"
+        if columns.start < 0 or columns.stop > COLUMNS:
+            return f"columns {columns.start}-{columns.stop - 1} of tensor memory, which has {COLUMNS}"
         held = self._held[columns]
         if held.all():
             return None
-        loose = columns[~held]
+        loose = columns.start + np.flatnonzero(~held)
         names = [f"{a.column}-{a.column + a.count - 1}" for a in self.allocations.values()]
         return (
             f"columns {int(loose[0])}-{int(loose[-1])} of tensor memory, which are not allocated "
