@@ -50,14 +50,14 @@ class Bench:
     def cta(self) -> Cta:
         return self.cluster.ctas[0]
 
-    def set(self, values: Mapping[str, Any], ctas: range | None = None) -> None:
-        """Fills registers of all warps (a number, or one a lane)."""
+    def set(self, values: Mapping[str, Any], cta: int | None = None, warp: int | None = None) -> None:
+        """Fills registers (with a number, or one a lane) of all warps, or of a CTA's, or of the warps of a number."""
         slots = {name: slot for slot, name in self.program.decoder.names.items()}
-        for warp in self.cluster.warps:
-            if ctas is None or warp.cta.rank in ctas:
+        for each in self.cluster.warps:
+            if cta in (None, each.cta.rank) and warp in (None, each.number):
                 for name, value in values.items():
                     slot = slots[name]
-                    warp.fill(slot, self.program.decoder.widths[slot], value)
+                    each.fill(slot, self.program.decoder.widths[slot], value)
 
     def get(self, register: str, warp: int = 0, cta: int = 0) -> np.ndarray:
         slots = {name: slot for slot, name in self.program.decoder.names.items()}

@@ -205,7 +205,7 @@ def st(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("tcgen05.wait")
+@instruction("tcgen05.wait::ld", "tcgen05.wait::st")
 def wait_for(i: Instruction, d: Decoder) -> Step:
     loads = "wait::ld" in i.modifiers
 
