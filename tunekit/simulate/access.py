@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunekit.simulate.faults import FaultKind
+from tunekit.simulate.faults import FaultKind, Place, Stop
 from tunekit.simulate.lanes import WARP, Lanes
 from tunekit.simulate.memory import (
     CONST_BASE,
@@ -19,27 +19,68 @@ from tunekit.simulate.memory import (
     Offsets,
     Region,
 )
-from tunekit.simulate.order import FENCED_SHARED, HAPPENED, TENSOR, Access, Agent
+from tunekit.simulate.order import FENCED_SHARED, HAPPENED, TENSOR, Access, Agent, Knowledge
+from tunekit.simulate.program import Program
+from tunekit.simulate.ptx.module import Instruction
+from tunekit.simulate.registers import Registers
 
 if TYPE_CHECKING:
     from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
 
 
-class WarpMemory:
-    """The part of a warp that touches memory."""
+class WarpMemory(Registers):
+    """A warp as far as memory and reports go: its registers, and what it reaches through addresses in them.
+
+    known is what the warp knows of other agents' work; agent is the warp itself; instruction is the one that
+    executes now.
+    """
 
     cta: Cta
+    number: int
+    program: Program
+    agent: Agent
+    known: Knowledge
+    instruction: Instruction
     _local: Memory | None = None
+
+    # Reports
+
+    def place(self, instruction: Instruction | None = None) -> Place:
+        i = instruction or self.instruction
+        return Place(self.cta.coordinates, self.number, i.line, i.text, i.source)
+
+    def fault(
+        self, kind: FaultKind, message: str, lanes: Lanes | None = None, instruction: Instruction | None = None
+    ) -> None:
+        """Collects a fault at the instruction that executes now; execution goes on."""
+        chosen = () if lanes is None else tuple(int(lane) for lane in lanes.indices)
+        self.cta.cluster.faults.add(kind, message, self.place(instruction), chosen)
+
+    def stop(self, kind: FaultKind, message: str, lanes: Lanes | None = None) -> Stop:
+        """Collects a fault after which nothing sensible can follow: `raise w.stop(...)`."""
+        self.fault(kind, message, lanes)
+        return Stop(message)
+
+    # Order
+
+    def release(self, knowledge: Knowledge) -> None:
+        """Gives what this warp knows to a synchronisation object, and begins a new epoch."""
+        knowledge.join(self.known)
+        self.agent.epoch += 1
+        self.known.rows[HAPPENED, self.agent.index] = self.agent.epoch
+
+    def acquire(self, knowledge: Knowledge) -> None:
+        """Learns what a synchronisation object holds."""
+        self.known.acquire(knowledge)
 
     # What an access may rely on
 
-    def access(self: Warp, *, strong: bool = False) -> Access:
+    def access(self, *, strong: bool = False) -> Access:
         """An ordinary access by this warp, now."""
         row = self.known.rows[HAPPENED]
         return Access(self.agent, self.agent.epoch, row, row, (self, self.instruction), strong=strong)
 
-    def async_access(self: Warp, agent: Agent, fenced: int = FENCED_SHARED) -> Access:
+    def async_access(self, agent: Agent, fenced: int = FENCED_SHARED) -> Access:
         """An access through the async proxy, by `agent`, relying on what this warp knows at issue.
 
         fenced: FENCED_SHARED or FENCED_GLOBAL, by the space it touches.
@@ -49,7 +90,7 @@ class WarpMemory:
         site = (self, self.instruction)
         return Access(agent, agent.epoch, known, happened, site, FaultKind.MISSING_PROXY_FENCE)
 
-    def tensor_access(self: Warp, agent: Agent) -> Access:
+    def tensor_access(self, agent: Agent) -> Access:
         """An access to tensor memory by `agent`, relying on what this warp's tcgen05 instructions may at issue."""
         rows = self.known.rows
         site = (self, self.instruction)
@@ -59,7 +100,7 @@ class WarpMemory:
     # Moving bytes
 
     def load(
-        self: Warp, space: str, addresses: Offsets, size: int, lanes: Lanes, *, strong: bool = False, align: int = 0
+        self, space: str, addresses: Offsets, size: int, lanes: Lanes, *, strong: bool = False, align: int = 0
     ) -> Bytes:
         """uint8[n, size]: what each active lane reads at its address; zeros where the address is bad.
 
@@ -68,7 +109,7 @@ class WarpMemory:
         out = np.zeros((addresses.size, size), dtype=np.uint8)
         access = self.access(strong=strong)
         for region, offsets, chosen in self.resolve(space, addresses, lanes):
-            good = self._checked(region, offsets, size, chosen, lanes, align or size)
+            good = self.checked(region, offsets, size, chosen, lanes, align or size)
             if good is None:
                 out[chosen] = region.read(offsets, size, access)
             elif good.any():
@@ -76,21 +117,21 @@ class WarpMemory:
         return out
 
     def store(
-        self: Warp, space: str, addresses: Offsets, data: Bytes, lanes: Lanes, *, strong: bool = False, align: int = 0
+        self, space: str, addresses: Offsets, data: Bytes, lanes: Lanes, *, strong: bool = False, align: int = 0
     ) -> None:
         """Writes uint8[n, size] at each active lane's address; bad addresses are reported and skipped."""
         access = self.access(strong=strong)
         size = data.shape[1]
         self.cta.cluster.changes += 1
         for region, offsets, chosen in self.resolve(space, addresses, lanes):
-            good = self._checked(region, offsets, size, chosen, lanes, align or size)
+            good = self.checked(region, offsets, size, chosen, lanes, align or size)
             if good is None:
                 region.write(offsets, data[chosen], access)
             elif good.any():
                 region.write(offsets[good], data[np.flatnonzero(chosen)[good]], access)
 
     def resolve(
-        self: Warp, space: str, addresses: Offsets, lanes: Lanes
+        self, space: str, addresses: Offsets, lanes: Lanes
     ) -> list[tuple[Region, Offsets, np.ndarray[Any, np.dtype[np.bool_]]]]:
         """The regions that `addresses` lie in: (region, offsets in it, which of the active lanes)."""
         every = np.ones(addresses.size, dtype=np.bool_)
@@ -124,7 +165,7 @@ class WarpMemory:
         return found
 
     def _resolve_shared(
-        self: Warp, addresses: Offsets, chosen: np.ndarray[Any, np.dtype[np.bool_]], own: bool
+        self, addresses: Offsets, chosen: np.ndarray[Any, np.dtype[np.bool_]], own: bool
     ) -> list[tuple[Region, Offsets, np.ndarray[Any, np.dtype[np.bool_]]]]:
         ranks = addresses >> RANK_SHIFT
         rank = self.cta.rank
@@ -148,20 +189,20 @@ class WarpMemory:
         return found
 
     @property
-    def local(self: Warp) -> Memory:
+    def local(self) -> Memory:
         """Local memory of the 32 lanes, one after the other."""
         if self._local is None:
             size = max(1, self.program.symbols.local_bytes)
             self._local = Memory("local", np.full(WARP * size, 0xFF, dtype=np.uint8))
         return self._local
 
-    def _local_offsets(self: Warp, offsets: Offsets, lanes: Lanes) -> Offsets:
+    def _local_offsets(self, offsets: Offsets, lanes: Lanes) -> Offsets:
         size = max(1, self.program.symbols.local_bytes)
         inside = (offsets >= 0) & (offsets < size)
         return np.where(inside, offsets + lanes.indices * size, -1)
 
-    def _checked(
-        self: Warp,
+    def checked(
+        self,
         region: Region,
         offsets: Offsets,
         size: int,
@@ -174,12 +215,14 @@ class WarpMemory:
         if not good.all():
             bad = offsets[~good]
             at = Lanes.of(int(np.bitwise_or.reduce(np.left_shift(1, lanes.indices[chosen][~good]))))
-            shown = int(bad[0]) & ~(1 << 40) if bad[0] >= 0 else int(bad[0])
+            shown = int(bad[0])
+            if region is not self.cta.cluster.global_memory and shown >= 0:
+                shown &= ~(1 << 40)
             self.fault(FaultKind.OUT_OF_BOUNDS, f"{size} bytes at {region.where(shown)}, outside every allocation", at)
-            return good
+            return np.asarray(good)
         odd = offsets % align != 0
         if odd.any():
             at = Lanes.of(int(np.bitwise_or.reduce(np.left_shift(1, lanes.indices[chosen][odd]))))
             self.fault(FaultKind.MISALIGNED, f"{size} bytes at {region.where(int(offsets[odd][0]))}", at)
-            return ~odd
+            return np.asarray(~odd)
         return None

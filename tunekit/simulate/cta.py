@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Cta:
         part = self._parts.get(kind)
         if part is None:
             part = self._parts[kind] = kind(self)  # type: ignore[call-arg]
-        return part  # type: ignore[no-any-return]
+        return cast(P, part)
 
     def fault(self, kind: FaultKind, message: str, instruction: Instruction | None = None) -> None:
         """Collects a fault of the CTA as a whole."""
@@ -94,6 +94,8 @@ def place_of(access: Access) -> Place:
     """Where an access comes from."""
     warp, instruction = access.site
     if warp is None:
-        return Place((0, 0, 0), None, instruction.line if instruction else None, instruction.text if instruction else "")
+        return Place(
+            (0, 0, 0), None, instruction.line if instruction else None, instruction.text if instruction else ""
+        )
     found: Place = warp.place(instruction)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ class Lanes:
 
     __slots__ = ("all", "bits", "count", "first", "indices", "mask", "where")
 
-    _made: dict[int, Lanes] = {}
+    _made: ClassVar[dict[int, Lanes]] = {}
 
     def __init__(self, bits: int) -> None:
         self.bits = bits

@@ -103,7 +103,7 @@ class Order:
         known.room(self.capacity)
         rows = known.rows
         generic = self._generic[: rows.shape[1]]
-        return np.where(generic, rows[fenced], rows[HAPPENED])
+        return np.asarray(np.where(generic, rows[fenced], rows[HAPPENED]))
 
 
 @dataclass(slots=True)

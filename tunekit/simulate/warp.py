@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from tunekit.simulate.access import WarpMemory
 from tunekit.simulate.decode import Op, Wait
-from tunekit.simulate.faults import FaultKind, Place, Stop
+from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.fragments import Fragment, Meeting
 from tunekit.simulate.lanes import FULL, Lanes
 from tunekit.simulate.program import Program
 from tunekit.simulate.ptx.module import Instruction
-from tunekit.simulate.registers import Registers
 from tunekit.simulate.specials import fill_specials
 
 if TYPE_CHECKING:
@@ -23,10 +22,10 @@ P = TypeVar("P")
 _ALL_TRUE = np.ones(32, dtype=np.bool_).tobytes()
 
 
-class Warp(Registers, WarpMemory):
+class Warp(WarpMemory):
     """One warp. `number` counts within its CTA; `current` is the fragment that executes now.
 
-    known is what the warp knows of other agents' work; agent is the warp itself. pending maps a slot to why its
+    pending maps a slot to why its
     value is not there yet (a tcgen05.ld before its wait, the accumulators of a wgmma).
     """
 
@@ -43,7 +42,9 @@ class Warp(Registers, WarpMemory):
         self.pending: dict[int, str] = {}
         self.executed = 0
         order = cta.cluster.order
-        self.agent = order.agent(f"cta {cta.rank} warp {number}" if cta.cluster.size > 1 else f"warp {number}", "generic")
+        self.agent = order.agent(
+            f"cta {cta.rank} warp {number}" if cta.cluster.size > 1 else f"warp {number}", "generic"
+        )
         self.known = order.knowledge()
         self.known.room(self.agent.index + 1)
         self.known.rows[0, self.agent.index] = self.agent.epoch
@@ -57,33 +58,7 @@ class Warp(Registers, WarpMemory):
         part = self._parts.get(kind)
         if part is None:
             part = self._parts[kind] = kind(self)  # type: ignore[call-arg]
-        return part  # type: ignore[no-any-return]
-
-    def place(self, instruction: Instruction | None = None) -> Place:
-        i = instruction or self.instruction
-        return Place(self.cta.coordinates, self.number, i.line, i.text, i.source)
-
-    def fault(
-        self, kind: FaultKind, message: str, lanes: Lanes | None = None, instruction: Instruction | None = None
-    ) -> None:
-        """Collects a fault at the instruction that executes now; execution goes on."""
-        chosen = () if lanes is None else tuple(int(lane) for lane in lanes.indices)
-        self.cta.cluster.faults.add(kind, message, self.place(instruction), chosen)
-
-    def stop(self, kind: FaultKind, message: str, lanes: Lanes | None = None) -> Stop:
-        """Collects a fault after which nothing sensible can follow: `raise w.stop(...)`."""
-        self.fault(kind, message, lanes)
-        return Stop(message)
-
-    def release(self, knowledge: Any) -> None:
-        """Gives what this warp knows to a synchronisation object, and begins a new epoch."""
-        knowledge.join(self.known)
-        self.agent.epoch += 1
-        self.known.rows[0, self.agent.index] = self.agent.epoch
-
-    def acquire(self, knowledge: Any) -> None:
-        """Learns what a synchronisation object holds."""
-        self.known.acquire(knowledge)
+        return cast(P, part)
 
     # Control flow
 
@@ -197,11 +172,11 @@ class Warp(Registers, WarpMemory):
         """Executes up to `budget` instructions of a fragment that is ready."""
         self.current = fragment
         if fragment.wait is not None:
-            wait, fragment.wait = fragment.wait, None
+            waited, fragment.wait = fragment.wait, None
             self.instruction = self.ops[fragment.pc].instruction
-            if wait.resume is not None:
-                wait.resume()
-            if not wait.again:
+            if waited.resume is not None:
+                waited.resume()
+            if not waited.again:
                 fragment.pc += 1
         ops, defined, pred = self.ops, self.defined, self.pred
         done = 0
@@ -274,5 +249,3 @@ class Warp(Registers, WarpMemory):
                 name = self.program.decoder.names.get(slot, "a register")
                 self.fault(FaultKind.EARLY_REGISTER, f"{op.instruction.dotted} touches {name} {reason}", lanes)
                 del self.pending[slot]
-
-
