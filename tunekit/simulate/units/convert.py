@@ -5,6 +5,7 @@ A register may be wider than the type: sources give their low bits, results are 
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -150,8 +151,6 @@ def _integer_to_float(from_: str, to: str, rounding: str, sat: bool) -> Kernel:
 
 
 def _each(values: Array, rounding: str) -> Array:
-    from fractions import Fraction  # noqa: PLC0415
-
     return np.array([rounded_f64(Fraction(v), rounding) if v else 0.0 for v in values.tolist()])
 
 
