@@ -184,12 +184,6 @@ class TestLoadStore:
 
 
 class TestAtomics:
-    def atomics(self, execute: Run, body: str, out: np.ndarray, **more: Any) -> Any:
-        """A kernel whose %rd5 is the first word of `out`."""
-        return execute(
-            "ld.param.u64 %rd5, [out]; ld.global.b32 %r2, [%rd1];" + body, more.pop("given", words(128)), out, **more
-        )
-
     def test_add_by_all_lanes(self, run_ptx: Run, ptx_kernel: Text) -> None:
         text = ptx_kernel(
             "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; atom.global.add.u32 %r2, [%rd1], %r1; "

@@ -183,7 +183,7 @@ class WarpMemory(Registers):
                 found.append((self.cta.shared, addresses[part] | (1 << 40), which))
             else:
                 target = self.cta.cluster.ctas[int(number)]
-                if foreign and target.exited:
+                if foreign and (target.exited or target.done):
                     self.fault(FaultKind.OUT_OF_BOUNDS, f"shared memory of cta {number}, which has exited")
                 found.append((target.shared, offsets[part], which))
         return found
