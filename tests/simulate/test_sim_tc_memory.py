@@ -110,7 +110,8 @@ def test_a_warp_reaches_its_own_quarter_of_the_lanes() -> None:
 
 
 def test_the_upper_half_of_a_quarter_is_no_start_for_32_lanes() -> None:
-    bench = Bench(f"tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(1)}, [%r9]; tcgen05.wait::ld.sync.aligned;", threads=32)
+    text = f"tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(1)}, [%r9]; tcgen05.wait::ld.sync.aligned;"
+    bench = Bench(text, threads=32)
     bench.allocate()
     bench.write_tensor(slice(None), slice(0, 2), np.zeros((128, 2), np.uint32))
     bench.set({"%r9": 16 << 16})
@@ -135,7 +136,8 @@ def test_columns_outside_the_allocation() -> None:
 
 
 def test_what_nothing_has_written() -> None:
-    bench = Bench(f"tcgen05.ld.sync.aligned.32x32b.x2.b32 {vector(2)}, [%r9]; tcgen05.wait::ld.sync.aligned;", threads=32)
+    text = f"tcgen05.ld.sync.aligned.32x32b.x2.b32 {vector(2)}, [%r9]; tcgen05.wait::ld.sync.aligned;"
+    bench = Bench(text, threads=32)
     bench.allocate()
     bench.write_tensor(slice(0, 32), slice(8, 9), np.zeros((32, 1), np.uint32))
     bench.set({"%r9": 8})

@@ -101,6 +101,7 @@ def test_a_stored_operand(steps: str, strict: bool, expected: set[str]) -> None:
     [
         (LD + WAIT_LD + BEFORE + BAR + AFTER + MMA, True, set()),
         (LD + WAIT_LD + BAR + MMA, False, set()),
+        (LD + WAIT_LD + BAR + AFTER + MMA, True, {"missing tcgen05 fence or wait"}),
         (LD + BAR + MMA + WAIT_LD, False, {"data race"}),
     ],
 )
