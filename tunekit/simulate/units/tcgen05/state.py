@@ -29,7 +29,7 @@ class TensorRules:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.fences = False
+        self.fences = cluster.strict
 
 
 @dataclass(frozen=True)
