@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -343,7 +344,7 @@ PRODUCTS = {
         for source in ("SMEM", "RMEM")
     },
 }
-SCALE = {"smem_bytes": 4000, "smem_align": 128, "static_bytes": 512, "tmem": 0, "cluster": 2, "threads": 128}
+DOCUMENTED = re.compile(r"<!-- file: my_add.py -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,7 +359,8 @@ class Compiled:
 
 
 KERNELS: dict[str, Compiled] = {
-    "scale": Compiled(f"{SPECS / 'cute_small.py'}:cute_scale", "plain", {"n": 1024}, SCALE),
+    f"sum, block {_block}": Compiled("my_add.py", "simt", {}, {"block": _block, "unroll": _unroll}, {"n": 3000})
+    for _block, _unroll in ((256, 4), (128, 1))
 }
 for _name, (_static, _tunables, _axes) in ATTENTION.items():
     KERNELS[f"attention, {_name}"] = Compiled("fmha", "sm90", {**_static, "dtype": "bfloat16"}, _tunables, _axes)
@@ -378,19 +380,26 @@ for _threads, _vector in ((128, 4), (256, 1)):
         {"rows": 5},
     )
 # What must agree to the bit: only additions, multiplications and products whose sums are exact.
-EXACT = ("product", "scale")
+EXACT = ("product", "sum")
+
+
+def spec_of(kernel: Compiled, place: Path) -> str:
+    return str(place.parent / kernel.spec) if kernel.spec == "my_add.py" else kernel.spec
 
 
 @pytest.fixture(scope="module")
 def compiled(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where each kernel was compiled to, side by side in isolation."""
+    """Where each kernel was compiled to, side by side in isolation; my_add.py of the docs lies one level up."""
     root = tmp_path_factory.mktemp("hopper")
+    documented = DOCUMENTED.search((TESTS.parent / "docs" / "specs.md").read_text())
+    assert documented is not None
+    (root / "my_add.py").write_text(documented[1])
     places, tasks = {}, []
     for number, (name, kernel) in enumerate(KERNELS.items()):
         places[name] = root / str(number)
         places[name].mkdir()
         request = CompileRequest(
-            kernel.spec, kernel.implementation, ARCH, Values(kernel.static), Values(kernel.tunables),
+            spec_of(kernel, places[name]), kernel.implementation, ARCH, Values(kernel.static), Values(kernel.tunables),
             f"tunekit_{number}", str(places[name]),
         )  # fmt: skip
         tasks.append(Task(id=name, payload=request.to_payload()))
@@ -405,7 +414,7 @@ def compiled(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 def test_a_compiled_kernel_does_in_the_simulator_what_it_does_here(compiled: dict[str, Path], name: str) -> None:
     torch = pytest.importorskip("torch")
     kernel, place = KERNELS[name], compiled[name]
-    spec = load_spec(kernel.spec)
+    spec = load_spec(spec_of(kernel, place))
     problem = spec.problem({**kernel.static, **kernel.axes})
     symbol = f"tunekit_{list(KERNELS).index(name)}"
     arguments = arguments_of(spec, problem, seed=1)
