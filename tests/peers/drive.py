@@ -36,7 +36,7 @@ def main() -> None:
         made.append(compiled)
         print(compiled, [getattr(v, "shape", v) for v in values], file=sys.stderr)
 
-    with no_gpu(peer.ARCH, options.directory, options.case, clusters=options.clusters, call=call):
+    with no_gpu(case.arch, options.directory, options.case, clusters=options.clusters, call=call):
         outputs = peer.run(case, options.seed)
     print(json.dumps({"kernels": [{"name": c.name, "seconds": c.seconds} for c in made]}))
 

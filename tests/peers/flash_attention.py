@@ -16,6 +16,8 @@ class Case:
     kv_heads: int = 2
     seqlen_q: int = 256
     seqlen_k: int = 256
+    dtype: str = "bfloat16"
+    arch: str = "sm_100a"
 
 
 CASES = {
@@ -25,8 +27,12 @@ CASES = {
     "fa4_d128_causal": Case(128, True),
     "fa4_d128_causal_gqa": Case(128, True, heads=4, kv_heads=2),
     "fa4_d64_gqa": Case(64, False, heads=4, kv_heads=1, seqlen_q=128, seqlen_k=200),
+    "fa4_d128_2cta": Case(128, False, heads=1, kv_heads=1, seqlen_q=512),
+    "fa4_d128_fp8": Case(128, False, dtype="float8_e4m3fn"),
+    "fa4_sm90_d64_causal": Case(64, True, arch="sm_90a"),
+    "fa4_sm90_d128": Case(128, False, arch="sm_90a"),
 }
-ARCH = "sm_100a"
+
 
 
 def run(case: Case, seed: int) -> list[tuple[str, Any, Any]]:
@@ -35,8 +41,9 @@ def run(case: Case, seed: int) -> list[tuple[str, Any, Any]]:
     from flash_attn.cute import flash_attn_func
 
     torch.manual_seed(seed)
-    q = torch.randn(1, case.seqlen_q, case.heads, case.head_dim).bfloat16()
-    k, v = torch.randn(2, 1, case.seqlen_k, case.kv_heads, case.head_dim).bfloat16()
+    dtype = getattr(torch, case.dtype)
+    q = torch.randn(1, case.seqlen_q, case.heads, case.head_dim).to(dtype)
+    k, v = torch.randn(2, 1, case.seqlen_k, case.kv_heads, case.head_dim).to(dtype)
     out, lse = flash_attn_func(q, k, v, causal=case.causal, return_lse=True)
     shared = case.heads // case.kv_heads
     keys, values = (t.float().repeat_interleave(shared, dim=2) for t in (k, v))

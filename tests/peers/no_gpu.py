@@ -66,9 +66,22 @@ def no_gpu(arch: str, directory: Path, name: str, *, clusters: int, call: Call) 
     made: list[Compiled] = []
     compile_really = cute.compile
 
-    def compile_for(function: Any, *arguments: Any, options: str = "", **keywords: Any) -> Callable[..., None]:
-        compiled = _files(directory, name if not made else f"{name}_{len(made)}")
-        if not compiled.object.exists():
+    class Compile:
+        """Stands for ``cute.compile``, also in its form ``cute.compile[options](...)``: the options here win."""
+
+        def __getitem__(self, options: object) -> Compile:
+            return self
+
+        def __call__(
+            self, function: Any, *arguments: Any, options: str = "", **keywords: Any
+        ) -> Callable[..., None]:
+            compiled = _files(directory, name if not made else f"{name}_{len(made)}")
+            if not compiled.object.exists():
+                compiled = _compile(compiled, compile_really, function, arguments, options, keywords)
+            made.append(compiled)
+            return lambda *values: call(compiled, values)
+
+    def _compile(compiled: Compiled, compile_really: Any, function: Any, arguments: Any, options: Any, keywords: Any) -> Compiled:
             started = time.perf_counter()
             dump = directory / f"{compiled.name}.dump"
             shutil.rmtree(dump, ignore_errors=True)
@@ -81,9 +94,7 @@ def no_gpu(arch: str, directory: Path, name: str, *, clusters: int, call: Call) 
             kernel.export_to_c(str(part), function_name=compiled.symbol)
             part.rename(compiled.object)
             shutil.rmtree(dump)
-            compiled = dataclasses.replace(compiled, seconds=time.perf_counter() - started)
-        made.append(compiled)
-        return lambda *values: call(compiled, values)
+            return dataclasses.replace(compiled, seconds=time.perf_counter() - started)
 
     from_dlpack_really = cute.runtime.from_dlpack
 
@@ -92,7 +103,7 @@ def no_gpu(arch: str, directory: Path, name: str, *, clusters: int, call: Call) 
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(cute.runtime, "from_dlpack", from_dlpack))
-        stack.enter_context(mock.patch.object(cute, "compile", compile_for))
+        stack.enter_context(mock.patch.object(cute, "compile", Compile()))
         stack.enter_context(mock.patch.object(cutlass.utils, "HardwareInfo", HardwareInfo))
         stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", property(lambda tensor: True), create=True))
         yield
