@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tunekit.measure.device import Device
-from tunekit.measure.inputs import Arguments, bits, draw, poison
+from tunekit.measure.inputs import Arguments, bits, poison
 from tunekit.measure.verify import Case, Oracle
 from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable
 from tunekit.spec.axes import DTYPES
+from tunekit.spec.inputs import draw
 
 HOST = torch.device("cpu")
 

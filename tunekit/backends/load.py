@@ -13,6 +13,7 @@ from typing import Any
 from tunekit.errors import TunekitError
 
 CUDA_DIRECTORIES = ("cu13", "cu12")
+RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 # Elf64_Ehdr: e_ident, type, machine, version, entry, phoff, shoff, flags, ehsize, phentsize, phnum,
 # shentsize, shnum, shstrndx.
 ELF64_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -84,7 +85,7 @@ def runtime_library() -> Path | None:
     found = importlib.util.find_spec("nvidia_cutlass_dsl")
     for root in (found.submodule_search_locations or ()) if found else ():
         for directory in CUDA_DIRECTORIES:
-            library = Path(root) / directory / "lib" / "libcute_dsl_runtime.so"
+            library = Path(root) / directory / "lib" / RUNTIME_LIBRARY
             if library.is_file():
                 return library
     return None

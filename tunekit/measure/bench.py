@@ -11,7 +11,7 @@ from tunekit.environment import environment
 from tunekit.measure.device import Device
 from tunekit.measure.final import Taken, heat, race, rejections
 from tunekit.measure.gpu_state import GpuMonitor, GpuState
-from tunekit.measure.inputs import Arguments, draw
+from tunekit.measure.inputs import Arguments
 from tunekit.measure.job import RunJob
 from tunekit.measure.protocol import Method, Stage, clocks_word, protocol
 from tunekit.measure.statistics import usable
@@ -31,6 +31,7 @@ from tunekit.measure.verify import Case, Oracle, wrong_outputs
 from tunekit.model import Outcome, Status, Values
 from tunekit.model import Stage as PipelineStage
 from tunekit.spec import KernelSpec
+from tunekit.spec.inputs import draw
 
 COPY_GUARD_BYTES = 256
 

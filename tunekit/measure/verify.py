@@ -13,10 +13,11 @@ import torch
 from tunekit.errors import SpecError, UserError
 from tunekit.measure.compare import compare
 from tunekit.measure.device import Device, is_out_of_memory
-from tunekit.measure.inputs import Arguments, bits, draw, poison, scalars
+from tunekit.measure.inputs import Arguments, bits, poison
 from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.space import serves
 from tunekit.spec import KernelSpec, TensorArg
+from tunekit.spec.inputs import draw, scalars
 
 LAUNCHES = 2
 ORACLE_CACHE_BYTES = 2 * 2**30

@@ -38,7 +38,7 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
     text, so = out / "kernel.c", out / "kernel.so"
     text.write_text(source, encoding="utf-8")
     command = [
-        _compiler(),
+        compiler(),
         *OPTIONS,
         *implementation.compile_options.split(),
         f"-DTUNEKIT_SYMBOL=__tvm_ffi_{request.symbol}",
@@ -57,7 +57,12 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
     return CompileReport(Status.OK, facts=facts, files=files_in(out, so=so, source=text))
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The path of the machine's C compiler.
+
+    Raises:
+        TunekitError: there is none.
+    """
     for name in COMPILERS:
         path = shutil.which(name)
         if path:

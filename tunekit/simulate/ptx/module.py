@@ -143,7 +143,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A declared variable or parameter. `size` in bytes is 0 for an extern array without bounds."""
+    """A declared variable or parameter. `size` in bytes is 0 for an extern array without bounds.
+
+    addresses: (byte offset, symbol) of each 8-byte place in `initial` that holds the address of another variable.
+    """
 
     name: str
     space: str
@@ -151,6 +154,7 @@ class Variable:
     align: int
     initial: bytes | None = None
     extern: bool = False
+    addresses: tuple[tuple[int, Symbol], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Kernel:
 
     registers: name to width in bits (1 for predicates). labels: name to the index of the instruction that
     follows. directives: what stands between the parameters and the body ("reqntid": "384, 1, 1").
-    results: return parameters of a .func.
+    results: return parameters of a .func. A function of another module has no instructions and the directive "extern".
     """
 
     name: str

@@ -1,0 +1,203 @@
+"""A cluster of CTAs that run together, and the loop that runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from tunekit.simulate.cta import Cta, place_of
+from tunekit.simulate.engine import Engine
+from tunekit.simulate.faults import FaultKind, Faults, Stop
+from tunekit.simulate.memory import Buffer, GlobalMemory, Memory
+from tunekit.simulate.order import Access, Order
+from tunekit.simulate.program import Program
+from tunekit.simulate.schedule import Schedule
+from tunekit.simulate.shadow import Shadow
+from tunekit.simulate.symbols import parameter_offsets
+
+if TYPE_CHECKING:
+    from tunekit.simulate.launch.launch import Launch
+
+P = TypeVar("P")
+# Instructions without any change of memory or barriers anywhere after which a kernel is taken to spin for ever.
+STILL_INSTRUCTIONS = 400_000
+
+
+class TimeUp(Exception):
+    """The time limit of a simulation has passed."""
+
+
+@dataclass(frozen=True)
+class ClusterResult:
+    """What one cluster did. state: "done", "stopped" (a fatal fault) or "time limit"."""
+
+    faults: Faults
+    instructions: int
+    seconds: float
+    state: str
+
+
+class Cluster:
+    """The CTAs of one cluster with all that they share.
+
+    number counts clusters in the grid, x fastest. lock guards global atomics against other processes that simulate
+    other clusters of the same grid.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        number: int,
+        buffers: Sequence[Buffer],
+        *,
+        seed: int = 0,
+        lock: AbstractContextManager[Any] | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.program = program
+        self.launch = launch
+        self.number = number
+        self.lock: AbstractContextManager[Any] = lock or nullcontext()
+        self.deadline = deadline
+        self.faults = Faults()
+        self.order = Order()
+        self.engine = Engine()
+        self.changes = 0
+        self._parts: dict[type, Any] = {}
+        x, y, z = launch.cluster
+        self.size = x * y * z
+        self.parameters = Memory("param", self._parameter_block())
+        self.constants = Memory("const", self._constant_block())
+        self.global_memory = GlobalMemory(buffers, self._shadow)
+        self.ctas = [Cta(self, rank, self._coordinates(rank)) for rank in range(self.size)]
+        for cta in self.ctas:
+            cta.start()
+        self.warps = [warp for cta in self.ctas for warp in cta.warps]
+        self.schedule = Schedule(seed, len(self.warps))
+        for warp in self.warps:
+            warp.known.room(self.order.capacity)
+
+    def part(self, kind: type[P]) -> P:
+        """The cluster's instance of a unit's state, made on first use as kind(cluster)."""
+        part = self._parts.get(kind)
+        if part is None:
+            part = self._parts[kind] = kind(self)  # type: ignore[call-arg]
+        return cast(P, part)
+
+    def report(self, kind: FaultKind, message: str, access: Access) -> None:
+        """Takes a finding about an access to memory."""
+        self.faults.add(kind, f"{access.agent.name} {message}", place_of(access))
+
+    def run(self) -> ClusterResult:
+        """Runs to the end, to a fatal fault, or to the time limit."""
+        start = time.perf_counter()
+        state = "done"
+        try:
+            with np.errstate(all="ignore"):
+                self._loop()
+                self._finish()
+        except Stop:
+            state = "stopped"
+        except TimeUp:
+            state = "time limit"
+        return ClusterResult(self.faults, sum(w.executed for w in self.warps), time.perf_counter() - start, state)
+
+    def _loop(self) -> None:
+        schedule, engine, warps = self.schedule, self.engine, self.warps
+        changes, quiet, turns = self.changes, 0, 0
+        while True:
+            turns += 1
+            if self.deadline is not None and turns % 64 == 0 and time.perf_counter() > self.deadline:
+                raise TimeUp
+            runnable = [n for n, warp in enumerate(warps) if warp.fragments and any(f.ready for f in warp.fragments)]
+            if len(engine) and (not runnable or schedule.engine_first(len(runnable))):
+                engine.step(schedule)
+                self.changes += 1
+                continue
+            if not runnable:
+                if all(cta.done for cta in self.ctas):
+                    return
+                self._deadlock()
+            warp = warps[schedule.warp(runnable)]
+            ready = warp.ready()
+            before = warp.executed
+            warp.run(ready[schedule.pick(len(ready))], schedule.slice())
+            if self.changes != changes:
+                changes, quiet = self.changes, 0
+            else:
+                quiet += warp.executed - before
+                if quiet > STILL_INSTRUCTIONS and not len(engine):
+                    self._livelock(quiet)
+
+    def _finish(self) -> None:
+        for cta in self.ctas:
+            cta.exited = True
+        while self.engine.step(self.schedule):
+            pass
+        for cta in self.ctas:
+            cta.finish()
+
+    def _deadlock(self) -> None:
+        lines = []
+        for warp in self.warps:
+            for fragment in warp.fragments:
+                i = warp.ops[fragment.pc].instruction
+                waits = fragment.wait.describe() if fragment.wait else "nothing"
+                where = f"cta {warp.cta.rank} " if self.size > 1 else ""
+                lanes = "" if fragment.lanes.all else f" lanes {fragment.lanes.bits:#010x}"
+                lines.append(f"{where}warp {warp.number}{lanes} at PTX line {i.line} waits for {waits}")
+        first = next(w for w in self.warps if w.fragments)
+        place = first.place(first.ops[first.fragments[0].pc].instruction)
+        self.faults.add(FaultKind.DEADLOCK, "no warp can go on and nothing is in flight:\n" + "\n".join(lines), place)
+        raise Stop("deadlock")
+
+    def _livelock(self, quiet: int) -> None:
+        lines = []
+        for warp in self.warps:
+            for fragment in warp.fragments:
+                i = warp.ops[fragment.pc].instruction
+                state = f"waits for {fragment.wait.describe()}" if fragment.wait else f"spins near {i.text}"
+                lines.append(f"warp {warp.number} at PTX line {i.line} {state}")
+        first = next(w for w in self.warps if w.fragments)
+        place = first.place(first.ops[first.fragments[0].pc].instruction)
+        self.faults.add(
+            FaultKind.LIVELOCK, f"{quiet} instructions without any change of state:\n" + "\n".join(lines), place
+        )
+        raise Stop("livelock")
+
+    def _coordinates(self, rank: int) -> tuple[int, int, int]:
+        cx, cy, cz = self.launch.cluster
+        gx, gy, _ = (g // c for g, c in zip(self.launch.grid, self.launch.cluster, strict=True))
+        x, y, z = self.number % gx, self.number // gx % gy, self.number // (gx * gy)
+        return x * cx + rank % cx, y * cy + rank // cx % cy, z * cz + rank // (cx * cy)
+
+    def _parameter_block(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        block = np.zeros(max(1, self.program.symbols.parameter_bytes), dtype=np.uint8)
+        offsets = parameter_offsets(self.program.kernel)
+        for offset, data in zip(offsets, self.launch.parameters, strict=True):
+            block[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        return block
+
+    def _constant_block(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        block = np.zeros(max(1, self.program.symbols.const_bytes), dtype=np.uint8)
+        kernel, module = self.program.kernel, self.program.module
+        for variable in (*module.variables, *kernel.variables):
+            if variable.space == "const" and variable.initial:
+                start = self.program.symbols.places[variable.name].address % (1 << 56)
+                block[start : start + len(variable.initial)] = np.frombuffer(variable.initial, dtype=np.uint8)
+        return block
+
+    def _shadow(self, buffer: Buffer) -> Shadow:
+        return Shadow(
+            buffer.data.size,
+            self.order.agents,
+            lambda cell: f"global {buffer.name}+{cell:#x}",
+            self.report,
+            initialised=buffer.initialised,
+        )

@@ -1,0 +1,101 @@
+"""A CTA: its warps, shared memory and tensor memory, and the state that units keep for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from tunekit.simulate.faults import FaultKind, Place
+from tunekit.simulate.lanes import WARP
+from tunekit.simulate.memory import Memory
+from tunekit.simulate.order import Access
+from tunekit.simulate.ptx.module import Instruction
+from tunekit.simulate.shadow import Shadow
+from tunekit.simulate.warp import Warp
+
+if TYPE_CHECKING:
+    from tunekit.simulate.cluster import Cluster
+
+P = TypeVar("P")
+TMEM_LANES, TMEM_COLUMNS = 128, 512
+
+
+class Cta:
+    """One CTA of a cluster. `rank` is its place in the cluster, `coordinates` its place in the grid."""
+
+    def __init__(self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int]) -> None:
+        self.cluster = cluster
+        self.rank = rank
+        self.coordinates = coordinates
+        self.warps: list[Warp] = []
+        self._parts: dict[type, Any] = {}
+        size = cluster.program.symbols.shared_bytes
+        name = "shared" if cluster.size == 1 else f"shared of cta {rank}"
+        shadow = Shadow(size, cluster.order.agents, lambda cell: f"{name} {cell:#x}", cluster.report)
+        self.shared = Memory(name, np.full(size, 0xFF, dtype=np.uint8), shadow)
+        self._tmem: Memory | None = None
+        self.exited = False
+
+    def start(self) -> None:
+        x, y, z = self.cluster.launch.block
+        threads = x * y * z
+        count = -(-threads // WARP)
+        for number in range(count):
+            live = (1 << min(WARP, threads - number * WARP)) - 1
+            self.warps.append(Warp(self, number, live, self.cluster.program))
+
+    @property
+    def threads(self) -> int:
+        x, y, z = self.cluster.launch.block
+        return x * y * z
+
+    @property
+    def tmem(self) -> Memory:
+        """Tensor memory: cells of 4 bytes, cell = lane * 512 + column. `data` is uint8[65536 * 4], the shadow has
+        one cell for each 4 bytes: units read and write through it with their own indexing."""
+        if self._tmem is None:
+            cells = TMEM_LANES * TMEM_COLUMNS
+            shadow = Shadow(
+                cells,
+                self.cluster.order.agents,
+                lambda cell: f"tmem lane {cell // TMEM_COLUMNS} column {cell % TMEM_COLUMNS}",
+                self.cluster.report,
+            )
+            self._tmem = Memory("tmem", np.full(cells * 4, 0xFF, dtype=np.uint8), shadow)
+        return self._tmem
+
+    def part(self, kind: type[P]) -> P:
+        """This CTA's instance of a unit's state, made on first use as kind(cta). If it has `finish()`, that is
+        called when the CTA has ended and nothing is in flight any more."""
+        part = self._parts.get(kind)
+        if part is None:
+            part = self._parts[kind] = kind(self)  # type: ignore[call-arg]
+        return cast(P, part)
+
+    def fault(self, kind: FaultKind, message: str, instruction: Instruction | None = None) -> None:
+        """Collects a fault of the CTA as a whole."""
+        i = instruction
+        place = Place(self.coordinates, None, i.line if i else None, i.text if i else "", i.source if i else None)
+        self.cluster.faults.add(kind, message, place)
+
+    def finish(self) -> None:
+        for part in list(self._parts.values()):
+            end = getattr(part, "finish", None)
+            if end is not None:
+                end()
+
+    @property
+    def done(self) -> bool:
+        return not any(warp.fragments for warp in self.warps)
+
+
+def place_of(access: Access) -> Place:
+    """Where an access comes from."""
+    warp, instruction = access.site
+    if warp is None:
+        return Place(
+            (0, 0, 0), None, instruction.line if instruction else None, instruction.text if instruction else ""
+        )
+    found: Place = warp.place(instruction)
+    return found

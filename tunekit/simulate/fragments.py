@@ -1,0 +1,39 @@
+"""Divergence: the fragments that a warp's lanes fall into, and where they meet again.
+
+A fragment is a set of lanes with one program counter. A branch that splits a fragment makes a *meeting* at its
+immediate post-dominator: the parts wait there for each other and go on as one. Between the split and the meeting
+each part may run whenever the schedule likes, so a part that waits for another one's work does not hang the warp
+(independent thread scheduling, PTX ISA chapter 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tunekit.simulate.decode import Wait
+from tunekit.simulate.lanes import Lanes
+
+
+@dataclass(eq=False)
+class Meeting:
+    """Lanes that will continue together at `pc`: which are expected, and which have come."""
+
+    pc: int
+    expected: int
+    arrived: int = 0
+    outer: tuple[Meeting, ...] = ()
+
+
+@dataclass(eq=False)
+class Fragment:
+    """Lanes that run together."""
+
+    pc: int
+    lanes: Lanes
+    meetings: tuple[Meeting, ...] = ()
+    wait: Wait | None = None
+    returns: tuple[int, ...] = field(default=())
+
+    @property
+    def ready(self) -> bool:
+        return self.wait is None or self.wait.ready()

@@ -1,0 +1,230 @@
+"""Launch capture: a kernel's own host code is called, and what it launches is recorded instead.
+
+The code runs in this process against a stand-in for CuTeDSL's runtime library, with tensors in host memory that say
+they lie on a GPU. Nothing is executed: simulating the recorded launches comes after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from tunekit.arch import Arch
+from tunekit.backends.cutedsl.link import link
+from tunekit.backends.load import damaged
+from tunekit.errors import TunekitError, UserError
+from tunekit.simulate.launch.declared import DeclaredKernel, kernels
+from tunekit.simulate.launch.device import FUNCTION_SHARED_SIZE_BYTES, device_attributes
+from tunekit.simulate.launch.dlpack import DeviceTensor
+from tunekit.simulate.launch.launch import Attribute, Launch
+from tunekit.simulate.launch.stand_in import (
+    DEVICE_ATTRIBUTE,
+    KERNEL_ATTRIBUTE,
+    LAUNCH,
+    REFUSE,
+    Answers,
+    stand_in,
+)
+
+SUCCESS, INVALID_VALUE, NOT_SUPPORTED = 0, 1, 801
+# cudaLaunchConfig_t up to the attributes: grid, block, dynamic shared memory, stream, attributes, their number.
+CONFIG = struct.Struct("<3I3IQQQI")
+# cudaLaunchAttribute: the id, padding, a union of 64 bytes.
+ATTRIBUTE_BYTES, VALUE_AT = 72, 8
+# cudaLaunchAttributeID (CUDA 13.0, driver_types.h): those whose value is an int, and those that are three.
+INT_ATTRIBUTES = {
+    2: "cooperative",
+    3: "synchronization policy",
+    5: "cluster scheduling policy preference",
+    6: "programmatic stream serialization",
+    8: "priority",
+    10: "memory synchronization domain",
+    14: "preferred shared memory carveout",
+    16: "nvlink-centric scheduling",
+}
+DIM_ATTRIBUTES = {4: "cluster dimension", 11: "preferred cluster dimension"}
+IGNORED_ATTRIBUTE = 0
+
+
+@runtime_checkable
+class OnDevice(Protocol):
+    """A tensor in simulated device memory; strides in elements, empty for row-major."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+
+
+class LaunchError(TunekitError):
+    """The host code refused its arguments or the launch. ``str()`` is what it said."""
+
+
+def capture(library: Path, symbol: str, arguments: Sequence[Any], arch: Arch, ptx: str) -> tuple[Launch, ...]:
+    """Call `symbol` of an artifact and return the kernels that it launches, in order.
+
+    `arguments` are in the signature's order: tensors as `OnDevice` (a Buffer or DeviceTensor), also within tuples;
+    numbers as they are; a stream or another pointer as ``ctypes.c_void_p``. `ptx` is the module with the kernels:
+    it declares how many bytes each kernel parameter has.
+
+    Raises:
+        LaunchError: the host code raised, or asked for what a device of `arch` does not do.
+        UserError: the real runtime library is loaded in this process.
+        TunekitError: the artifact can't be loaded, or calls what the stand-in lacks; both are named.
+    """
+    set_answers = stand_in()
+    recorder = _Recorder(arch, kernels(ptx))
+    function = _function(library, symbol)
+    kept: list[DeviceTensor] = []
+    call = [_passable(argument, kept) for argument in arguments]
+    answers = recorder.answers()
+    set_answers(answers)
+    try:
+        function(*call)
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, BufferError) as error:
+        recorder.raise_first()
+        raise LaunchError(f"{symbol}: {error}") from error
+    finally:
+        set_answers(Answers())
+    recorder.raise_first()
+    return tuple(recorder.launches)
+
+
+def capture_object(
+    obj: Path | bytes, symbol: str, arguments: Sequence[Any], arch: Arch, ptx: str
+) -> tuple[Launch, ...]:
+    """The same for an exported object (``export_to_c`` of a function compiled with TVM-FFI): it is linked first."""
+    with tempfile.TemporaryDirectory(prefix="tunekit-link-") as scratch:
+        path = Path(scratch) / "kernel.o"
+        if isinstance(obj, bytes):
+            path.write_bytes(obj)
+        so = path.with_suffix(".so")
+        link(path if isinstance(obj, bytes) else obj, so)
+        return capture(so, symbol, arguments, arch, ptx)
+
+
+def _function(library: Path, symbol: str) -> Callable[..., Any]:
+    import tvm_ffi
+
+    damage = damaged(library)
+    if damage:
+        raise TunekitError(f"{library} can't be loaded: {damage}")
+    try:
+        ctypes.CDLL(str(library))  # binds every symbol now: a missing one is named here, not met as a crash later
+    except OSError as error:
+        raise TunekitError(f"{library} needs what the launch stand-in does not have: {error}") from error
+    module = tvm_ffi.load_module(library)
+    try:
+        function: Callable[..., Any] = module[symbol]
+    except (AttributeError, KeyError, RuntimeError) as error:
+        raise TunekitError(f"{library} exports no function '{symbol}'") from error
+    return function
+
+
+def _passable(argument: Any, kept: list[DeviceTensor]) -> Any:
+    if isinstance(argument, (tuple, list)):
+        return tuple(_passable(item, kept) for item in argument)
+    if isinstance(argument, OnDevice):
+        import tvm_ffi
+
+        tensor = DeviceTensor(argument.address, argument.dtype, tuple(argument.shape), tuple(argument.strides))
+        kept.append(tensor)
+        return tvm_ffi.from_dlpack(tensor)
+    if hasattr(argument, "__dlpack__"):
+        raise UserError(f"a {type(argument).__name__} is no tensor of the simulated device: put it into Buffers")
+    return argument
+
+
+class _Recorder:
+    """Answers the stand-in's calls. An exception can't cross the C code, so the first is kept and raised after."""
+
+    def __init__(self, arch: Arch, declared: Mapping[str, DeclaredKernel]) -> None:
+        self.launches: list[Launch] = []
+        self._arch = arch
+        self._declared = declared
+        self._device = device_attributes(arch)
+        self._first: TunekitError | None = None
+
+    def answers(self) -> Answers:
+        return Answers(
+            LAUNCH(self._launch),
+            DEVICE_ATTRIBUTE(self._device_attribute),
+            KERNEL_ATTRIBUTE(self._kernel_attribute),
+            REFUSE(self._refuse),
+        )
+
+    def raise_first(self) -> None:
+        if self._first is not None:
+            raise self._first
+
+    def _fail(self, words: str, error: int = NOT_SUPPORTED) -> int:
+        if self._first is None:
+            self._first = LaunchError(words)
+        return error
+
+    def _refuse(self, function: bytes) -> int:
+        return self._fail(f"the host code calls {function.decode().lstrip('_')}, which launch capture does not model")
+
+    def _device_attribute(self, attribute: int, value: Any) -> int:
+        if attribute not in self._device:
+            return self._fail(f"the host code asks for device attribute {attribute}, unknown to launch capture")
+        value[0] = self._device[attribute]
+        return SUCCESS
+
+    def _kernel_attribute(self, kernel: bytes, attribute: int, value: Any) -> int:
+        declared = self._declared.get(kernel.decode())
+        if declared is None:
+            return self._fail(f"kernel {kernel.decode()} is not in the PTX (kernels: {', '.join(self._declared)})")
+        if attribute != FUNCTION_SHARED_SIZE_BYTES:
+            return self._fail(f"the host code asks for kernel attribute {attribute}, unknown to launch capture")
+        value[0] = declared.static_shared_bytes
+        return SUCCESS
+
+    def _launch(self, kernel: bytes, config: int, parameters: Any) -> int:
+        name = kernel.decode()
+        declared = self._declared.get(name)
+        if declared is None:
+            return self._fail(f"kernel {name} is not in the PTX (kernels: {', '.join(self._declared)})")
+        fields = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))
+        attributes = _attributes(address=fields[8], count=fields[9])
+        cluster = attributes.get("cluster dimension")
+        launch = Launch(
+            kernel=name,
+            grid=fields[0:3],
+            block=fields[3:6],
+            cluster=cluster if isinstance(cluster, tuple) else (1, 1, 1),
+            shared_bytes=fields[6],
+            attributes=attributes,
+            parameters=tuple(
+                ctypes.string_at(parameters[index], parameter.size)
+                for index, parameter in enumerate(declared.parameters)
+            ),
+            static_shared_bytes=declared.static_shared_bytes,
+        )
+        refusal = launch.refusal(self._arch)
+        if refusal:
+            return self._fail(f"{name} can't be launched: {refusal}", INVALID_VALUE)
+        self.launches.append(launch)
+        return SUCCESS
+
+
+def _attributes(address: int, count: int) -> dict[str, Attribute]:
+    found: dict[str, Attribute] = {}
+    for index in range(count):
+        raw = ctypes.string_at(address + index * ATTRIBUTE_BYTES, ATTRIBUTE_BYTES)
+        identity, value = int.from_bytes(raw[:4], "little"), raw[VALUE_AT:]
+        if identity in INT_ATTRIBUTES:
+            found[INT_ATTRIBUTES[identity]] = int.from_bytes(value[:4], "little", signed=True)
+        elif identity in DIM_ATTRIBUTES:
+            found[DIM_ATTRIBUTES[identity]] = struct.unpack("<3I", value[:12])
+        elif identity != IGNORED_ATTRIBUTE:
+            found[f"attribute {identity}"] = value
+    return found

@@ -1,0 +1,38 @@
+"""A kernel made ready to run: decoded once, shared by all warps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tunekit.simulate import units
+from tunekit.simulate.decode import Decoder, Op
+from tunekit.simulate.ptx.control import reconvergence
+from tunekit.simulate.ptx.module import Kernel, Module
+from tunekit.simulate.symbols import Symbols
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps by program counter, and where the lanes of each branch meet again (None: only at the end)."""
+
+    module: Module
+    kernel: Kernel
+    symbols: Symbols
+    decoder: Decoder
+    ops: tuple[Op, ...]
+    reconvergence: tuple[int | None, ...]
+
+    @classmethod
+    def of(
+        cls, module: Module, kernel: Kernel, dynamic_bytes: int, globals_: Mapping[str, int] | None = None
+    ) -> Program:
+        """Decodes `kernel` for a launch with `dynamic_bytes` of dynamic shared memory.
+
+        globals_: addresses of the module's .global variables.
+        """
+        units.load()
+        symbols = Symbols.of(module, kernel, dynamic_bytes, globals_ or {})
+        decoder = Decoder(module, kernel, symbols)
+        ops = tuple(decoder.decode(i) for i in kernel.instructions)
+        return cls(module, kernel, symbols, decoder, ops, tuple(reconvergence(kernel)))

@@ -1,0 +1,162 @@
+"""The history of each cell of memory: was it written, by whom last, and who has read it since.
+
+From it come three findings: reads of what nobody wrote, races (two accesses, at least one a write, with no order
+between them), and missing fences (an order, but not one that the reader's proxy can rely on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunekit.simulate.faults import FaultKind
+from tunekit.simulate.order import Access, Agent
+
+Cells = NDArray[np.int64]
+Report = Callable[[FaultKind, str, Access], None]
+
+
+class Shadow:
+    """History of `cells` cells.
+
+    `describe` turns a cell index into the text of its address; `report` takes findings. `initialised` may be given
+    when it lives elsewhere (global buffers share theirs among processes).
+    """
+
+    def __init__(
+        self,
+        cells: int,
+        agents: list[Agent],
+        describe: Callable[[int], str],
+        report: Report,
+        initialised: NDArray[np.bool_] | None = None,
+        track_reads: bool = True,
+    ) -> None:
+        self._agents = agents
+        self._describe = describe
+        self._report = report
+        self.initialised = np.zeros(cells, dtype=np.bool_) if initialised is None else initialised
+        self._writer = np.zeros(cells, dtype=np.uint16)
+        self._epoch = np.zeros(cells, dtype=np.uint32)
+        self._line = np.zeros(cells, dtype=np.uint32)
+        self._strong = np.zeros(cells, dtype=np.bool_)
+        self._track_reads = track_reads
+        self._readers: list[int] = []
+        self._row_of: dict[int, int] = {}
+        self._reads = np.zeros((0, cells), dtype=np.uint32)
+        self._read_lines = np.zeros((0, cells), dtype=np.uint32)
+        self._strong_reads = np.zeros(cells, dtype=np.bool_)
+
+    def read(self, cells: Cells, access: Access) -> None:
+        """A read of `cells` (any shape): checked and remembered."""
+        fresh = self.initialised[cells]
+        if not fresh.all():
+            cell = int(cells[~fresh].flat[0])
+            missing = int(fresh.size - np.count_nonzero(fresh))
+            self._report(
+                FaultKind.UNINITIALISED,
+                f"reads {self._describe(cell)}, which nothing has written ({missing} of {fresh.size} cells)",
+                access,
+            )
+        self._after_writes(cells, access, "reads")
+        if self._track_reads:
+            row = self._row(access.agent.index)
+            self._reads[row][cells] = access.epoch
+            self._read_lines[row][cells] = _line(access)
+            if access.strong:
+                self._strong_reads[cells] = True
+
+    def write(self, cells: Cells, access: Access) -> None:
+        """A write of `cells`: checked and remembered."""
+        self._after_writes(cells, access, "writes")
+        self._after_reads(cells, access)
+        self.initialised[cells] = True
+        self._writer[cells] = access.agent.index
+        self._epoch[cells] = access.epoch
+        self._line[cells] = _line(access)
+        self._strong[cells] = access.strong
+
+    def forget(self, cells: Cells | slice) -> None:
+        """Back to never written and never read (memory that is given back, such as freed TMEM columns)."""
+        self.initialised[cells] = False
+        self._epoch[cells] = 0
+        self._reads[:, cells] = 0
+
+    def _after_writes(self, cells: Cells, access: Access, verb: str) -> None:
+        writers = self._writer[cells]
+        epochs = self._epoch[cells]
+        known = access.known
+        if self._agents[-1].index >= known.size:
+            known = _widened(known, len(self._agents))
+        behind = known[writers] < epochs
+        if not behind.any():
+            return
+        if access.strong:
+            behind &= ~self._strong[cells]
+            if not behind.any():
+                return
+        happened = _widened(access.happened, len(self._agents))
+        unordered = behind & (happened[writers] < epochs)
+        chosen, kind = (unordered, FaultKind.RACE) if unordered.any() else (behind, access.blame or FaultKind.RACE)
+        cell = int(cells[chosen].flat[0])
+        other = self._agents[int(self._writer[cell])]
+        relation = "has no order with" if kind is FaultKind.RACE else "is ordered after, but not fenced from,"
+        self._report(
+            kind,
+            f"{verb} {self._describe(cell)}; that {relation} the write by {other.name} (PTX line "
+            f"{int(self._line[cell])}); {int(np.count_nonzero(chosen))} of {cells.size} cells",
+            access,
+        )
+
+    def _after_reads(self, cells: Cells, access: Access) -> None:
+        if not self._readers:
+            return
+        happened = _widened(access.happened, len(self._agents))
+        limits = happened[self._readers]
+        late = self._reads[: len(self._readers), cells] > limits.reshape((-1,) + (1,) * cells.ndim)
+        own = self._row_of.get(access.agent.index)
+        if own is not None:
+            late[own] = False
+        if not late.any():
+            return
+        if access.strong:
+            late &= ~self._strong_reads[cells]
+            if not late.any():
+                return
+        row = int(np.flatnonzero(late.reshape(len(self._readers), -1).any(axis=1))[0])
+        cell = int(cells[late[row]].flat[0])
+        other = self._agents[self._readers[row]]
+        self._report(
+            FaultKind.RACE,
+            f"writes {self._describe(cell)} while {other.name} may still be reading it (PTX line "
+            f"{int(self._read_lines[row][cell])}); {int(np.count_nonzero(late[row]))} of {cells.size} cells",
+            access,
+        )
+
+    def _row(self, agent: int) -> int:
+        row = self._row_of.get(agent)
+        if row is None:
+            row = len(self._readers)
+            self._readers.append(agent)
+            self._row_of[agent] = row
+            if row >= self._reads.shape[0]:
+                spare = np.zeros((max(4, row), self._epoch.size), dtype=np.uint32)
+                self._reads = np.concatenate([self._reads, spare])
+                self._read_lines = np.concatenate([self._read_lines, spare])
+        return row
+
+
+def _widened(row: NDArray[np.uint32], agents: int) -> NDArray[np.uint32]:
+    if row.size >= agents:
+        return row
+    wide = np.zeros(agents, dtype=np.uint32)
+    wide[: row.size] = row
+    return wide
+
+
+def _line(access: Access) -> int:
+    instruction: Any = access.site[1]
+    return instruction.line if instruction is not None else 0
