@@ -27,6 +27,10 @@ def test_the_wheel_carries_specs_and_results_as_its_own_data(wheel):
     for folder in ("kernel_specs", "tuning_db"):
         here = [p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".jsonl")]
         assert {f"tunekit/{p.relative_to(ROOT).as_posix()}" for p in here} <= names
+    assert {
+        "tunekit/backends/host/tunekit_host.h",
+        "tunekit/simulate/launch/stand_in.c",
+    } <= names  # compiled at run time
     assert not any("tests" in name.split("/") for name in names)
 
 

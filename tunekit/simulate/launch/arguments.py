@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tunekit.errors import UserError
 from tunekit.model import Values
+from tunekit.simulate import memory
 from tunekit.simulate.launch.dlpack import contiguous, dtype_bits
 from tunekit.spec import KernelSpec, ScalarArg
 from tunekit.spec.inputs import draw, scalars
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 Bytes: TypeAlias = NDArray[np.uint8]
+Flags: TypeAlias = NDArray[np.bool_]
 
 # TMA wants 16 bytes, its swizzle patterns repeat every 1024; cudaMalloc gives 256 at least.
 ALIGNMENT = 1024
@@ -67,8 +69,9 @@ class Buffer:
 class Buffers:
     """The buffers of one call, in order, in one anonymous shared mapping.
 
-    Forked workers write into the same memory. `memory` and `initialised` have a byte for each byte from `base` on;
-    between and around the buffers lie guards of at least `GUARD_BYTES`, which no correct kernel touches.
+    Forked workers write into the same memory. `memory`, `initialised` and `written` have a byte for each byte from
+    `base` on; between and around the buffers lie guards of at least `GUARD_BYTES`, which no correct kernel touches.
+    `written` is what the kernel wrote, `initialised` that and what was there before.
     """
 
     def __init__(self, wanted: Sequence[Wanted]) -> None:
@@ -82,10 +85,11 @@ class Buffers:
             places.append(-(-(end + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT)
             end = places[-1] + size
         total = -(-(end + GUARD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._mapping = mmap.mmap(-1, 2 * total)
+        self._mapping = mmap.mmap(-1, 3 * total)
         whole = np.frombuffer(self._mapping, np.uint8)
         self.memory: Bytes = whole[:total]
-        self.initialised: NDArray[np.bool_] = whole[total:].view(np.bool_)
+        self.initialised: Flags = whole[total : 2 * total].view(np.bool_)
+        self.written: Flags = whole[2 * total :].view(np.bool_)
         self.base: int = self.memory.ctypes.data
         self.buffers: tuple[Buffer, ...] = tuple(
             Buffer(
@@ -118,13 +122,24 @@ class Buffers:
         """A writable view of the buffer's bytes."""
         return self.memory[buffer.offset : buffer.offset + buffer.size]
 
-    def initialised_of(self, buffer: Buffer) -> NDArray[np.bool_]:
+    def initialised_of(self, buffer: Buffer) -> Flags:
         return self.initialised[buffer.offset : buffer.offset + buffer.size]
+
+    def written_of(self, buffer: Buffer) -> Flags:
+        return self.written[buffer.offset : buffer.offset + buffer.size]
+
+    def device_memory(self) -> list[memory.Buffer]:
+        """The buffers as the simulator's global memory takes them."""
+        return [
+            memory.Buffer(b.name, b.address, self.bytes_of(b), self.initialised_of(b), self.written_of(b))
+            for b in self.buffers
+        ]
 
     def poison(self, buffer: Buffer) -> None:
         """As an output is before a launch."""
         self.bytes_of(buffer)[:] = POISON
         self.initialised_of(buffer)[:] = False
+        self.written_of(buffer)[:] = False
 
     def fill(self, buffer: Buffer, data: Any) -> None:
         """Copy a numpy array's or CPU torch tensor's bytes in.
@@ -137,6 +152,7 @@ class Buffers:
             raise UserError(f"{buffer.name} has {buffer.size} bytes; its data has {raw.size}")
         self.bytes_of(buffer)[:] = raw
         self.initialised_of(buffer)[:] = True
+        self.written_of(buffer)[:] = False
 
     def find(self, address: int) -> Buffer | None:
         """The buffer that the byte at `address` belongs to; None in a guard or outside."""

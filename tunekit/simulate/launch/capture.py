@@ -17,10 +17,9 @@ from tunekit.arch import Arch
 from tunekit.backends.cutedsl.link import link
 from tunekit.backends.load import damaged
 from tunekit.errors import TunekitError, UserError
-from tunekit.simulate.launch.declared import DeclaredKernel, kernels
 from tunekit.simulate.launch.device import FUNCTION_SHARED_SIZE_BYTES, device_attributes
 from tunekit.simulate.launch.dlpack import DeviceTensor
-from tunekit.simulate.launch.launch import Attribute, Launch
+from tunekit.simulate.launch.launch import Attribute, Dim3, Launch
 from tunekit.simulate.launch.stand_in import (
     DEVICE_ATTRIBUTE,
     KERNEL_ATTRIBUTE,
@@ -29,6 +28,7 @@ from tunekit.simulate.launch.stand_in import (
     Answers,
     stand_in,
 )
+from tunekit.simulate.ptx.module import Kernel, Module
 
 SUCCESS, INVALID_VALUE, NOT_SUPPORTED = 0, 1, 801
 # cudaLaunchConfig_t up to the attributes: grid, block, dynamic shared memory, stream, attributes, their number.
@@ -46,7 +46,8 @@ INT_ATTRIBUTES = {
     14: "preferred shared memory carveout",
     16: "nvlink-centric scheduling",
 }
-DIM_ATTRIBUTES = {4: "cluster dimension", 11: "preferred cluster dimension"}
+CLUSTER = "cluster dimension"
+DIM_ATTRIBUTES = {4: CLUSTER, 11: "preferred cluster dimension"}
 IGNORED_ATTRIBUTE = 0
 
 
@@ -68,11 +69,11 @@ class LaunchError(TunekitError):
     """The host code refused its arguments or the launch. ``str()`` is what it said."""
 
 
-def capture(library: Path, symbol: str, arguments: Sequence[Any], arch: Arch, ptx: str) -> tuple[Launch, ...]:
+def capture(library: Path, symbol: str, arguments: Sequence[Any], arch: Arch, module: Module) -> tuple[Launch, ...]:
     """Call `symbol` of an artifact and return the kernels that it launches, in order.
 
     `arguments` are in the signature's order: tensors as `OnDevice` (a Buffer or DeviceTensor), also within tuples;
-    numbers as they are; a stream or another pointer as ``ctypes.c_void_p``. `ptx` is the module with the kernels:
+    numbers as they are; a stream or another pointer as ``ctypes.c_void_p``. `module` is the PTX with the kernels:
     it declares how many bytes each kernel parameter has.
 
     Raises:
@@ -81,7 +82,7 @@ def capture(library: Path, symbol: str, arguments: Sequence[Any], arch: Arch, pt
         TunekitError: the artifact can't be loaded, or calls what the stand-in lacks; both are named.
     """
     set_answers = stand_in()
-    recorder = _Recorder(arch, kernels(ptx))
+    recorder = _Recorder(arch, module)
     function = _function(library, symbol)
     kept: list[DeviceTensor] = []
     call = [_passable(argument, kept) for argument in arguments]
@@ -99,7 +100,7 @@ def capture(library: Path, symbol: str, arguments: Sequence[Any], arch: Arch, pt
 
 
 def capture_object(
-    obj: Path | bytes, symbol: str, arguments: Sequence[Any], arch: Arch, ptx: str
+    obj: Path | bytes, symbol: str, arguments: Sequence[Any], arch: Arch, module: Module
 ) -> tuple[Launch, ...]:
     """The same for an exported object (``export_to_c`` of a function compiled with TVM-FFI): it is linked first."""
     with tempfile.TemporaryDirectory(prefix="tunekit-link-") as scratch:
@@ -108,7 +109,7 @@ def capture_object(
             path.write_bytes(obj)
         so = path.with_suffix(".so")
         link(path if isinstance(obj, bytes) else obj, so)
-        return capture(so, symbol, arguments, arch, ptx)
+        return capture(so, symbol, arguments, arch, module)
 
 
 def _function(library: Path, symbol: str) -> Callable[..., Any]:
@@ -146,10 +147,10 @@ def _passable(argument: Any, kept: list[DeviceTensor]) -> Any:
 class _Recorder:
     """Answers the stand-in's calls. An exception can't cross the C code, so the first is kept and raised after."""
 
-    def __init__(self, arch: Arch, declared: Mapping[str, DeclaredKernel]) -> None:
+    def __init__(self, arch: Arch, module: Module) -> None:
         self.launches: list[Launch] = []
         self._arch = arch
-        self._declared = declared
+        self._module = module
         self._device = device_attributes(arch)
         self._first: TunekitError | None = None
 
@@ -179,39 +180,45 @@ class _Recorder:
         value[0] = self._device[attribute]
         return SUCCESS
 
-    def _kernel_attribute(self, kernel: bytes, attribute: int, value: Any) -> int:
-        declared = self._declared.get(kernel.decode())
-        if declared is None:
-            return self._fail(f"kernel {kernel.decode()} is not in the PTX (kernels: {', '.join(self._declared)})")
+    def _kernel_attribute(self, name: bytes, attribute: int, value: Any) -> int:
+        kernel = self._kernel(name)
+        if kernel is None:
+            return NOT_SUPPORTED
         if attribute != FUNCTION_SHARED_SIZE_BYTES:
             return self._fail(f"the host code asks for kernel attribute {attribute}, unknown to launch capture")
-        value[0] = declared.static_shared_bytes
+        value[0] = self._static_shared_bytes(kernel)
         return SUCCESS
 
-    def _launch(self, kernel: bytes, config: int, parameters: Any) -> int:
-        name = kernel.decode()
-        declared = self._declared.get(name)
-        if declared is None:
-            return self._fail(f"kernel {name} is not in the PTX (kernels: {', '.join(self._declared)})")
+    def _kernel(self, name: bytes) -> Kernel | None:
+        kernels = self._module.kernels
+        if name.decode() not in kernels:
+            self._fail(f"kernel {name.decode()} is not in the PTX (kernels: {', '.join(kernels)})")
+        return kernels.get(name.decode())
+
+    def _static_shared_bytes(self, kernel: Kernel) -> int:
+        variables = (*self._module.variables, *kernel.variables)
+        return sum(variable.size for variable in variables if variable.space == "shared")
+
+    def _launch(self, name: bytes, config: int, parameters: Any) -> int:
+        kernel = self._kernel(name)
+        if kernel is None:
+            return NOT_SUPPORTED
         fields = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))
         attributes = _attributes(address=fields[8], count=fields[9])
-        cluster = attributes.get("cluster dimension")
         launch = Launch(
-            kernel=name,
+            kernel=kernel.name,
             grid=fields[0:3],
             block=fields[3:6],
-            cluster=cluster if isinstance(cluster, tuple) else (1, 1, 1),
+            cluster=_cluster(attributes, kernel),
             shared_bytes=fields[6],
             attributes=attributes,
             parameters=tuple(
-                ctypes.string_at(parameters[index], parameter.size)
-                for index, parameter in enumerate(declared.parameters)
+                ctypes.string_at(parameters[index], parameter.size) for index, parameter in enumerate(kernel.parameters)
             ),
-            static_shared_bytes=declared.static_shared_bytes,
         )
-        refusal = launch.refusal(self._arch)
+        refusal = launch.refusal(self._arch, self._static_shared_bytes(kernel))
         if refusal:
-            return self._fail(f"{name} can't be launched: {refusal}", INVALID_VALUE)
+            return self._fail(f"{kernel.name} can't be launched: {refusal}", INVALID_VALUE)
         self.launches.append(launch)
         return SUCCESS
 
@@ -228,3 +235,14 @@ def _attributes(address: int, count: int) -> dict[str, Attribute]:
         elif identity != IGNORED_ATTRIBUTE:
             found[f"attribute {identity}"] = value
     return found
+
+
+def _cluster(attributes: Mapping[str, Attribute], kernel: Kernel) -> Dim3:
+    """The cluster that the launch asks for, else the one that the kernel requires (PTX ISA, "Cluster Dimension
+    Directives")."""
+    asked = attributes.get(CLUSTER)
+    if isinstance(asked, tuple):
+        return asked
+    sides = [int(side) for side in kernel.directives.get("reqnctapercluster", "1").split(",")]
+    x, y, z = (*sides, 1, 1)[:3]
+    return x, y, z

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from tunekit.arch import Arch
-from tunekit.simulate.ptx.module import Variable
 
 Dim3: TypeAlias = tuple[int, int, int]
 Attribute: TypeAlias = int | Dim3 | bytes
@@ -29,13 +28,15 @@ class Launch:
     shared_bytes: int
     attributes: Mapping[str, Attribute]
     parameters: tuple[bytes, ...]
-    static_shared_bytes: int = field(default=0)
 
-    def refusal(self, arch: Arch) -> str | None:
-        """Why a device of `arch` would not start this, in a sentence, or None."""
+    def refusal(self, arch: Arch, static_shared_bytes: int = 0) -> str | None:
+        """Why a device of `arch` would not start this, in a sentence, or None.
+
+        Source of the grid's limits: CUDA C++ Programming Guide 13.0, "Technical Specifications".
+        """
         threads = self.block[0] * self.block[1] * self.block[2]
         ctas = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        shared = self.shared_bytes + self.static_shared_bytes
+        shared = self.shared_bytes + static_shared_bytes
         if min(self.grid) < 1 or min(self.block) < 1:
             return f"grid {self.grid} x block {self.block} has a side below 1"
         if max(self.grid[1:]) > 65_535 or self.grid[0] >= 2**31:
@@ -49,17 +50,3 @@ class Launch:
         if any(side % part for side, part in zip(self.grid, self.cluster, strict=True)):
             return f"grid {self.grid} is no multiple of the cluster {self.cluster}"
         return None
-
-
-def offsets(parameters: Sequence[Variable]) -> tuple[int, ...]:
-    """Where each parameter of a kernel starts in its parameter space, in bytes.
-
-    In order, each at the next multiple of its alignment (PTX ISA 5.1.6, "Parameter State Space").
-    """
-    places: list[int] = []
-    at = 0
-    for parameter in parameters:
-        at = -(-at // parameter.align) * parameter.align
-        places.append(at)
-        at += parameter.size
-    return tuple(places)
