@@ -30,6 +30,7 @@ CASES = {
     "cutlass_persistent_2cta": Case("PersistentDenseGemmOperator", (256, 128), (2, 1), True),
     "cutlass_persistent_multicast": Case("PersistentDenseGemmOperator", (128, 64), (2, 2), dtype="float16"),
 }
+OUTPUTS = (2,)  # the place of D among the arguments of the compiled function
 
 
 def run(case: Case, seed: int) -> list[tuple[str, Any, Any]]:

@@ -2,14 +2,12 @@
 
 They are called unchanged, with CPU tensors. Three things are answered for them: that a
 tensor is a CUDA tensor (to Python and in its DLPack capsule), how many clusters the GPU
-holds, and what ``cute.compile`` returns: a stand-in that hands the call over to the
-simulator.
+holds, and what ``cute.compile`` returns: a stand-in that hands each call over.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import importlib.util
 import os
@@ -17,13 +15,13 @@ import shutil
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-KDL_CUDA = 2
-DEVICE_OFFSET = 8  # of DLTensor.device, in a DLManagedTensor
+from tunekit.simulate.launch.dlpack import DeviceTensor
+
 OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin"
 
 
@@ -35,20 +33,64 @@ class Compiled:
     object: Path
     ptx: Path
     symbol: str
-    seconds: float
+    seconds: float = 0.0
 
 
 Call = Callable[[Compiled, Sequence[Any]], None]
 
 
-@contextlib.contextmanager
-def no_gpu(arch: str, directory: Path, name: str, *, clusters: int, call: Call) -> Iterator[None]:
-    """Within it, kernels are compiled for `arch` into `directory`, and their calls go to `call`.
+@dataclasses.dataclass
+class Compiler:
+    """Stands for ``cute.compile``: compiles for `arch` into `directory`; a call of the result goes to `call`.
 
-    The GPU has room for `clusters` clusters at once: a persistent kernel's grid follows
-    from that. A kernel that is already in `directory` is not compiled again.
+    A kernel that is already in `directory` is not compiled again.
     """
-    prepare(arch, clusters)
+
+    really: Any
+    arch: str
+    directory: Path
+    name: str
+    call: Call
+    made: int = 0
+
+    def __getitem__(self, options: object) -> Compiler:
+        """``cute.compile[options](...)``: the options here win."""
+        return self
+
+    def __call__(self, function: Any, *arguments: Any, options: str = "", **keywords: Any) -> Callable[..., None]:
+        name = f"{self.name}_{self.made}" if self.made else self.name
+        self.made += 1
+        compiled = Compiled(name, self.directory / f"{name}.o", self.directory / f"{name}.ptx", f"peer_{name}")
+        if not compiled.object.exists():
+            started = time.perf_counter()
+            self._compile(compiled, function, arguments, options, keywords)
+            compiled = dataclasses.replace(compiled, seconds=time.perf_counter() - started)
+        return lambda *values: self.call(compiled, values)
+
+    def _compile(
+        self, compiled: Compiled, function: Any, arguments: Sequence[Any], options: str, keywords: Mapping[str, Any]
+    ) -> None:
+        dump = self.directory / f"{compiled.name}.dump"
+        shutil.rmtree(dump, ignore_errors=True)
+        dump.mkdir(parents=True)
+        options = f"{options} --gpu-arch {self.arch} --dump-dir {dump} {OPTIONS}"
+        kernel = self.really(function, *arguments, options=options, **keywords)
+        (ptx,) = dump.glob("*.ptx")
+        ptx.rename(compiled.ptx)
+        part = compiled.object.with_suffix(".part.o")
+        kernel.export_to_c(str(part), function_name=compiled.symbol)
+        part.rename(compiled.object)
+        shutil.rmtree(dump)
+
+
+@contextlib.contextmanager
+def no_gpu(arch: str, directory: Path, name: str, *, room: int, call: Call) -> Iterator[None]:
+    """Within it, kernels are compiled for `arch` and their calls go to `call`; see Compiler.
+
+    The GPU has room for that many clusters at once: a persistent kernel's grid follows from it.
+    """
+    os.environ.update(CUTE_DSL_ARCH=arch, **_environment(arch.rstrip("af"), room))
+    _without_triton()
     import cutlass
     import torch
     from cutlass import cute
@@ -58,94 +100,51 @@ def no_gpu(arch: str, directory: Path, name: str, *, clusters: int, call: Call) 
             pass
 
         def get_max_active_clusters(self, cluster_size: int, stream: object = None) -> int:
-            return clusters
+            return room
 
         def get_device_multiprocessor_count(self) -> int:
-            return clusters
-
-    made: list[Compiled] = []
-    compile_really = cute.compile
-
-    class Compile:
-        """Stands for ``cute.compile``, also in its form ``cute.compile[options](...)``: the options here win."""
-
-        def __getitem__(self, options: object) -> Compile:
-            return self
-
-        def __call__(
-            self, function: Any, *arguments: Any, options: str = "", **keywords: Any
-        ) -> Callable[..., None]:
-            compiled = _files(directory, name if not made else f"{name}_{len(made)}")
-            if not compiled.object.exists():
-                compiled = _compile(compiled, compile_really, function, arguments, options, keywords)
-            made.append(compiled)
-            return lambda *values: call(compiled, values)
-
-    def _compile(compiled: Compiled, compile_really: Any, function: Any, arguments: Any, options: Any, keywords: Any) -> Compiled:
-            started = time.perf_counter()
-            dump = directory / f"{compiled.name}.dump"
-            shutil.rmtree(dump, ignore_errors=True)
-            dump.mkdir(parents=True)
-            everything = f"{options} --gpu-arch {arch} --dump-dir {dump} {OPTIONS}"
-            kernel = compile_really(function, *arguments, options=everything, **keywords)
-            (found,) = dump.glob("*.ptx")
-            found.rename(compiled.ptx)
-            part = compiled.object.with_suffix(".part.o")
-            kernel.export_to_c(str(part), function_name=compiled.symbol)
-            part.rename(compiled.object)
-            shutil.rmtree(dump)
-            return dataclasses.replace(compiled, seconds=time.perf_counter() - started)
+            return room
 
     from_dlpack_really = cute.runtime.from_dlpack
+    kept: list[DeviceTensor] = []  # each must outlive what is made of it
 
     def from_dlpack(tensor: Any, *arguments: Any, **keywords: Any) -> Any:
-        return from_dlpack_really(OnGpu(tensor), *arguments, **keywords)
+        kept.append(on_gpu(tensor))
+        return from_dlpack_really(kept[-1], *arguments, **keywords)
 
+    compiler = Compiler(cute.compile, arch, directory, name, call)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(cute.runtime, "from_dlpack", from_dlpack))
-        stack.enter_context(mock.patch.object(cute, "compile", Compile()))
+        stack.enter_context(mock.patch.object(cute, "compile", compiler))
         stack.enter_context(mock.patch.object(cutlass.utils, "HardwareInfo", HardwareInfo))
         stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", property(lambda tensor: True), create=True))
         yield
 
 
-class OnGpu:
-    """A CPU tensor whose DLPack capsule says that it is on GPU 0: a kernel's types name the device."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def __dlpack__(self, **_: Any) -> Any:
-        capsule = self._tensor.__dlpack__()
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + DEVICE_OFFSET).value = KDL_CUDA
-        return capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (KDL_CUDA, 0)
+def on_gpu(tensor: Any) -> DeviceTensor:
+    """A CPU tensor's memory under the name of GPU 0: a kernel's types name the device."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return DeviceTensor(tensor.data_ptr(), dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
 
-def _files(directory: Path, name: str) -> Compiled:
-    return Compiled(name, directory / f"{name}.o", directory / f"{name}.ptx", f"peer_{name}", 0.0)
+def _environment(chip: str, room: int) -> dict[str, str]:
+    """What the packages offer for compiling without a GPU, read when they are imported."""
+    return {
+        "FLASH_ATTENTION_ARCH": chip,
+        "FLASH_ATTENTION_NUM_SMS": str(room),
+        "QUACK_ARCH": chip,
+        "QUACK_CACHE_ENABLED": "0",
+    }
 
 
-def prepare(arch: str, clusters: int) -> None:
-    """Set what the packages read when they are imported. Call it before any of them is."""
-    number = arch.rstrip("af")
-    os.environ.update(
-        CUTE_DSL_ARCH=arch,
-        FLASH_ATTENTION_ARCH=number,
-        FLASH_ATTENTION_NUM_SMS=str(clusters),
-        QUACK_ARCH=number,
-        QUACK_CACHE_ENABLED="0",
-    )
-    if importlib.util.find_spec("triton") is None:
-        import torch
+def _without_triton() -> None:
+    """quack imports Triton for its autotuner and for one kernel of its own; neither is used here."""
+    if importlib.util.find_spec("triton") is not None:
+        return
+    import torch
 
-        torch.compile(lambda x: x)  # imports what quack's own torch.compile would: torch must not meet the stand-in
-        # quack imports Triton for its autotuner and one kernel of its own; neither is used here.
-        triton: Any = types.ModuleType("triton")
-        triton.runtime = types.SimpleNamespace(cache=types.SimpleNamespace(FileCacheManager=object))
-        triton.jit, triton.language = lambda function: function, mock.MagicMock()
-        sys.modules.update({"triton": triton, "triton.language": triton.language})
+    torch.compile(lambda x: x)  # imports what quack's own torch.compile would: torch must not meet the stand-in
+    triton: Any = types.ModuleType("triton")
+    triton.runtime = types.SimpleNamespace(cache=types.SimpleNamespace(FileCacheManager=object))
+    triton.jit, triton.language = lambda function: function, mock.MagicMock()
+    sys.modules.update({"triton": triton, "triton.language": triton.language})
