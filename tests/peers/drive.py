@@ -41,7 +41,7 @@ def main() -> None:
         if options.compile_only:
             return
         directory = options.directory / f"{compiled.name}.arguments"
-        copy_back = write(values, peer.OUTPUTS, directory)
+        copy_back = write(values, case.outputs, directory)
         job = {
             "object": str(compiled.object),
             "ptx": str(compiled.ptx),

@@ -95,16 +95,6 @@ def no_gpu(arch: str, directory: Path, name: str, *, room: int, call: Call) -> I
     import torch
     from cutlass import cute
 
-    class HardwareInfo:
-        def __init__(self, device_id: int = 0) -> None:
-            pass
-
-        def get_max_active_clusters(self, cluster_size: int, stream: object = None) -> int:
-            return room
-
-        def get_device_multiprocessor_count(self) -> int:
-            return room
-
     from_dlpack_really = cute.runtime.from_dlpack
     kept: list[DeviceTensor] = []  # each must outlive what is made of it
 
@@ -116,7 +106,14 @@ def no_gpu(arch: str, directory: Path, name: str, *, room: int, call: Call) -> I
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(cute.runtime, "from_dlpack", from_dlpack))
         stack.enter_context(mock.patch.object(cute, "compile", compiler))
-        stack.enter_context(mock.patch.object(cutlass.utils, "HardwareInfo", HardwareInfo))
+        stack.enter_context(
+            mock.patch.multiple(
+                cutlass.utils.HardwareInfo,
+                __init__=lambda self, device_id=0: None,
+                get_max_active_clusters=lambda self, cluster_size, stream=None: room,
+                get_device_multiprocessor_count=lambda self: room,
+            )
+        )
         stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", property(lambda tensor: True), create=True))
         yield
 

@@ -22,6 +22,7 @@ class Case:
     n: int = 256
     k: int = 256
     arch: str = "sm_100a"
+    outputs: tuple[int, ...] = (2,)
 
 
 CASES = {
@@ -32,7 +33,6 @@ CASES = {
     "quack_nvfp4": Case("nvfp4", "nvfp4"),
     "quack_nvfp4_2cta": Case("nvfp4", "nvfp4", tile_m=256, tile_n=256, cluster_m=2),
 }
-OUTPUTS = (2,)  # the place of D among the arguments of the compiled function
 
 
 def run(case: Case, seed: int) -> list[tuple[str, Any, Any]]:

@@ -21,6 +21,7 @@ class Case:
     n: int = 256
     k: int = 128
     arch: str = "sm_100a"
+    outputs: tuple[int, ...] = (2,)
 
 
 CASES = {
@@ -38,7 +39,6 @@ CASES = {
     "quack_sm90_64x128_pingpong": Case(64, 128, pingpong=True, arch="sm_90a"),
     "quack_sm90_128x128_fp8": Case(128, 128, dtype="float8_e4m3fn", arch="sm_90a"),
 }
-OUTPUTS = (2,)  # the place of D among the arguments of the compiled function
 
 
 def run(case: Case, seed: int) -> list[tuple[str, Any, Any]]:
