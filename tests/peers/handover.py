@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+# A peer whose host code passes tensors as pointers puts them here.
+passed_by_pointer: list[Any] = []
 POISON = 0xFF  # a NaN in every float type
 
 
@@ -38,6 +40,10 @@ def write(values: Sequence[Any], outputs: Sequence[int], directory: Path) -> Cal
                 tensors.append((None, path))
             dtype = str(value.dtype).removeprefix("torch.")
             return {"file": path.name, "dtype": dtype, "shape": [*value.shape], "strides": [*value.stride()], "output": output}
+        if hasattr(value, "__tvm_ffi_opaque_ptr__"):
+            address = value.__tvm_ffi_opaque_ptr__()
+            (tensor,) = (t for t in passed_by_pointer if t.data_ptr() == address)
+            return {"address_of": described(tensor, output)}
         if type(value).__name__ == "CUstream":
             return {"pointer": int(value)}
         return getattr(value, "value", value)  # a CuTeDSL number

@@ -37,6 +37,8 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
             return tuple(map(argument, value))
         if not isinstance(value, dict):
             return value
+        if "address_of" in value:
+            return ctypes.c_void_p(argument(value["address_of"]).address)
         if "pointer" in value:
             return ctypes.c_void_p(value["pointer"])
         data = np.memmap(directory / value["file"], np.uint8, "r+")
