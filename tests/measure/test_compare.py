@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from tunekit.measure.compare import compare
-from tunekit.measure.inputs import POISON, bits, poison
+from tunekit.oracle.compare import compare
+from tunekit.oracle.patterns import POISON, bits, poison
 from tunekit.spec import Tolerance
 
 ATTENTION = Tolerance(cosine=0.999997, relative_norm=3e-3)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tunekit.measure.device import Device
-from tunekit.measure.inputs import Arguments, bits, poison
+from tunekit.measure.inputs import Arguments
 from tunekit.measure.verify import Case, Oracle
+from tunekit.oracle.patterns import bits, poison
 from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable
 from tunekit.spec.axes import DTYPES
 from tunekit.spec.inputs import draw

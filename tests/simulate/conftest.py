@@ -55,7 +55,7 @@ def kernel_text(body: str, parameters: str = "", target: str = "sm_100a", variab
 def run(
     text: str,
     buffers: Mapping[str, np.ndarray[Any, Any]] | None = None,
-    parameters: Sequence[str | bytes] = (),
+    parameters: Sequence[str | bytes | Callable[[Mapping[str, int]], bytes]] = (),
     *,
     grid: tuple[int, int, int] = (1, 1, 1),
     block: tuple[int, int, int] = (32, 1, 1),
@@ -67,7 +67,8 @@ def run(
     """Runs the module's first kernel over the whole grid, in this process.
 
     buffers: name to array (copied in; the results are in Ran.buffers). parameters: in order, a buffer's name for its
-    address, or the bytes. unwritten: buffers whose contents count as uninitialised (outputs).
+    address, the bytes, or a function from the buffers' addresses to the bytes. unwritten: buffers whose contents
+    count as uninitialised (outputs).
     """
     memory: list[mmap.mmap] = []
     made: list[Buffer] = []
@@ -82,7 +83,10 @@ def run(
     address = {buffer.name: buffer.address for buffer in made}
     module = read_module(text)
     kernel = next(iter(module.kernels.values()))
-    values = tuple(p if isinstance(p, bytes) else address[p].to_bytes(8, "little") for p in parameters)
+    values = tuple(
+        p if isinstance(p, bytes) else p(address) if callable(p) else address[p].to_bytes(8, "little")
+        for p in parameters
+    )
     launch = Launch(kernel.name, grid, block, cluster, shared, {}, values)
     program = Program.of(module, kernel, shared)
     faults = Faults()

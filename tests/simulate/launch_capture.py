@@ -1,4 +1,7 @@
-"""Run in a process of its own, which never loads the real runtime: records the launches that it is asked for."""
+"""Run in a process of its own: records the launches that it is asked for.
+
+The jobs come as JSON by name; names that end in "beside the real runtime" have that loaded first.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tunekit.arch import parse_arch
+from tunekit.backends.load import preload_runtime
 from tunekit.errors import TunekitError
 from tunekit.simulate.launch.arguments import Buffers, Wanted, arguments_of
 from tunekit.simulate.launch.capture import capture, capture_object
@@ -60,4 +64,7 @@ def answer(job):
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: answer(job) for name, job in json.loads(sys.argv[1]).items()}))
+    jobs = json.loads(sys.argv[1])
+    if any(name.endswith("beside the real runtime") for name in jobs):
+        preload_runtime()
+    print(json.dumps({name: answer(job) for name, job in jobs.items()}))

@@ -1,8 +1,8 @@
 """Verifying and timing compiled variants on a device, and choosing among them.
 
 The parent's side (client, process, job, protocol, final, statistics, gpu_state, lock)
-imports nothing heavy. The device half (worker, device, inputs, compare, verify, timing,
-bench) imports torch and runs in the child process only.
+imports nothing heavy. The device half (worker, device, inputs, verify, timing, bench)
+imports torch and runs in the child process only.
 """
 
 from tunekit.measure.client import LateFault, MeasuringWorker

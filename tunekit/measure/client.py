@@ -10,11 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from tunekit.child import Stopped
 from tunekit.errors import SpecError, TunekitError, UserError
 from tunekit.measure.final import DEFAULT_ROUNDS, even_rounds
 from tunekit.measure.job import RunJob, outcome_from_payload, positive_int
 from tunekit.measure.lock import lock_path, turn
-from tunekit.measure.process import Child, Stopped
+from tunekit.measure.process import Child
 from tunekit.model import Outcome, Stage, Status, Values
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
 

@@ -7,23 +7,8 @@ and a parent killed meanwhile must not leave it behind.
 from __future__ import annotations
 
 import argparse
-import fcntl
-import os
-import select
-import signal
 
-
-def die_with_parent(life: int) -> None:
-    """Have the kernel kill this process's group when the parent's end of the pipe `life` closes.
-
-    It needs no thread and no Python, so it also ends a worker that is stuck in native
-    code. (PR_SET_PDEATHSIG would follow the parent's *thread* that started us.)
-    """
-    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore]
-    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([life], [], [], 0)[0]:  # it had closed before the line above
-        os.killpg(0, signal.SIGKILL)
+from tunekit.child import die_with_parent
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,14 +9,16 @@ from typing import Any
 
 import torch
 
-from tunekit.errors import SpecError, UserError
-from tunekit.measure.compare import compare
+from tunekit.errors import SpecError
 from tunekit.measure.device import Device, is_out_of_memory
-from tunekit.measure.inputs import Arguments, bits, poison
+from tunekit.measure.inputs import Arguments
 from tunekit.model import Outcome, Stage, Status, Values, Variant
+from tunekit.oracle.judge import Figures, judge, region
+from tunekit.oracle.patterns import bits, poison
+from tunekit.oracle.reference import reference_outputs
 from tunekit.space import serves
-from tunekit.spec import KernelSpec, TensorArg
-from tunekit.spec.inputs import draw, scalars
+from tunekit.spec import KernelSpec
+from tunekit.spec.inputs import draw
 
 LAUNCHES = 2
 ORACLE_CACHE_BYTES = 2 * 2**30
@@ -89,28 +90,12 @@ class Oracle:
 
     def _compute(self, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
-            given = self._call(spec, case, inputs)
+            return reference_outputs(spec, case.problem, inputs)
         except RuntimeError as error:
             if not (self._device.is_gpu and is_out_of_memory(error)):
                 raise
             self._device.release()
-            given = self._call(spec, case, {name: tensor.cpu() for name, tensor in inputs.items()})
-        outputs: dict[str, torch.Tensor] = {}
-        for argument in spec.arguments(case.problem):
-            if not isinstance(argument, TensorArg) or argument.role == "input":
-                continue
-            tensor = given.get(argument.name)
-            if not isinstance(tensor, torch.Tensor):
-                raise SpecError(f"gives no output {argument.name} for {case.problem}", field="reference")
-            if tuple(tensor.shape) != argument.sizes(case.problem):
-                have, want = tuple(tensor.shape), argument.sizes(case.problem)
-                raise SpecError(f"{argument.name} is {have}; the signature says {want}", field="reference")
-            outputs[argument.name] = tensor.to("cpu", copy=True)
-        return outputs
-
-    def _call(self, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
-        copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a reference may write in place
-        return spec.reference(case.problem, {**copies, **scalars(spec, case.problem)})
+            return reference_outputs(spec, case.problem, {name: tensor.cpu() for name, tensor in inputs.items()})
 
 
 class Verifier:
@@ -135,7 +120,7 @@ class Verifier:
         What the launch itself raises goes on to the caller.
         """
         to_try = cases(spec, variant, problem, seeds)
-        figures = _Figures()
+        figures = Figures()
         for case in to_try:
             wrong = self._case(reference, spec, case, function, figures, phase)
             if wrong:
@@ -149,7 +134,7 @@ class Verifier:
         spec: KernelSpec,
         case: Case,
         function: Callable[..., Any],
-        figures: _Figures,
+        figures: Figures,
         phase: Phase,
     ) -> tuple[Status, str] | None:
         phase("prepare", f"inputs and oracle of {case}")
@@ -180,39 +165,10 @@ def wrong_outputs(
     arguments: Arguments,
     wanted: Mapping[str, torch.Tensor],
     launch: int,
-    figures: _Figures | None = None,
+    figures: Figures | None = None,
 ) -> str | None:
     """What is wrong with the outputs of launch number `launch`, in words; None if nothing."""
-    for name, tensor in arguments.outputs().items():
-        argument = arguments.guarded[name].argument
-        comparison = compare(
-            name,
-            tensor,
-            wanted[name].to(tensor.device),
-            spec.tolerance_of(name),
-            poison(tensor.dtype, launch),
-            argument.shape,
-            region(argument, problem),
-        )
-        if figures:
-            figures.add(comparison.cosine, comparison.relative_norm, comparison.max_abs)
-        if comparison.wrong:
-            return comparison.wrong
-    return None
-
-
-def region(argument: TensorArg, problem: Values) -> tuple[slice, ...] | None:
-    """The part of an output that must be written; None is all of it.
-
-    Raises:
-        UserError: the spec's `valid` gives something else than slices.
-    """
-    if argument.valid is None:
-        return None
-    slices = argument.valid(problem)
-    if not isinstance(slices, tuple) or not all(isinstance(s, slice) for s in slices):
-        raise UserError(f"{argument.name}: valid must give a tuple of slices, not {slices!r}")
-    return slices
+    return judge(spec, problem, arguments.outputs(), wanted, lambda dtype: poison(dtype, launch), figures)
 
 
 def _differences(arguments: Arguments, problem: Values, first: Mapping[str, torch.Tensor]) -> str | None:
@@ -226,25 +182,3 @@ def _differences(arguments: Arguments, problem: Values, first: Mapping[str, torc
             values = f"{float(first[name][part][at]):.9g} then {float(tensor[part][at]):.9g}"
             return f"{name}: two launches differ in {len(differ)} of {now.numel()} elements, at {list(at)}: {values}"
     return None
-
-
-class _Figures:
-    """The worst figures over all comparisons of one verification; none where NaN or infinity came in."""
-
-    def __init__(self) -> None:
-        self._cosine, self._relative_norm, self._max_abs = 1.0, 0.0, 0.0
-        self._seen, self._finite = False, True
-
-    def add(self, cosine: float, relative_norm: float, max_abs: float) -> None:
-        self._seen = True
-        self._finite &= math.isfinite(cosine) and math.isfinite(relative_norm) and math.isfinite(max_abs)
-        self._cosine = min(self._cosine, cosine)
-        self._relative_norm = max(self._relative_norm, relative_norm)
-        self._max_abs = max(self._max_abs, max_abs)
-
-    def values(self, cases: int) -> Values:
-        """As facts."""
-        if not self._seen or not self._finite:
-            return Values(cases=cases)
-        worst = {"cosine": self._cosine, "relative_norm": self._relative_norm, "max_abs_error": self._max_abs}
-        return Values(cases=cases).merged(worst)

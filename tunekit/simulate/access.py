@@ -109,7 +109,7 @@ class WarpMemory(Registers):
         out = np.zeros((addresses.size, size), dtype=np.uint8)
         access = self.access(strong=strong)
         for region, offsets, chosen in self.resolve(space, addresses, lanes):
-            good = self._checked(region, offsets, size, chosen, lanes, align or size)
+            good = self.checked(region, offsets, size, chosen, lanes, align or size)
             if good is None:
                 out[chosen] = region.read(offsets, size, access)
             elif good.any():
@@ -124,7 +124,7 @@ class WarpMemory(Registers):
         size = data.shape[1]
         self.cta.cluster.changes += 1
         for region, offsets, chosen in self.resolve(space, addresses, lanes):
-            good = self._checked(region, offsets, size, chosen, lanes, align or size)
+            good = self.checked(region, offsets, size, chosen, lanes, align or size)
             if good is None:
                 region.write(offsets, data[chosen], access)
             elif good.any():
@@ -183,7 +183,7 @@ class WarpMemory(Registers):
                 found.append((self.cta.shared, addresses[part] | (1 << 40), which))
             else:
                 target = self.cta.cluster.ctas[int(number)]
-                if foreign and target.exited:
+                if foreign and (target.exited or target.done):
                     self.fault(FaultKind.OUT_OF_BOUNDS, f"shared memory of cta {number}, which has exited")
                 found.append((target.shared, offsets[part], which))
         return found
@@ -201,7 +201,7 @@ class WarpMemory(Registers):
         inside = (offsets >= 0) & (offsets < size)
         return np.where(inside, offsets + lanes.indices * size, -1)
 
-    def _checked(
+    def checked(
         self,
         region: Region,
         offsets: Offsets,
@@ -215,7 +215,9 @@ class WarpMemory(Registers):
         if not good.all():
             bad = offsets[~good]
             at = Lanes.of(int(np.bitwise_or.reduce(np.left_shift(1, lanes.indices[chosen][~good]))))
-            shown = int(bad[0]) & ~(1 << 40) if bad[0] >= 0 else int(bad[0])
+            shown = int(bad[0])
+            if region is not self.cta.cluster.global_memory and shown >= 0:
+                shown &= ~(1 << 40)
             self.fault(FaultKind.OUT_OF_BOUNDS, f"{size} bytes at {region.where(shown)}, outside every allocation", at)
             return np.asarray(good)
         odd = offsets % align != 0

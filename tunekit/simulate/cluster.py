@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from tunekit.simulate.claims import Claims
 from tunekit.simulate.cta import Cta, place_of
 from tunekit.simulate.engine import Engine
 from tunekit.simulate.faults import FaultKind, Faults, Stop
@@ -74,8 +75,9 @@ class Cluster:
         self.size = x * y * z
         self.parameters = Memory("param", self._parameter_block())
         self.constants = Memory("const", self._constant_block())
-        self.global_memory = GlobalMemory(buffers, self._shadow)
-        self.ctas = [Cta(self, rank, self._coordinates(rank)) for rank in range(self.size)]
+        claims = Claims(number, self._name_of, self.report, self.lock)
+        self.global_memory = GlobalMemory(buffers, self._shadow, claims)
+        self.ctas = [Cta(self, rank, coordinates(launch, number, rank)) for rank in range(self.size)]
         for cta in self.ctas:
             cta.start()
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
@@ -171,11 +173,9 @@ class Cluster:
         )
         raise Stop("livelock")
 
-    def _coordinates(self, rank: int) -> tuple[int, int, int]:
-        cx, cy, cz = self.launch.cluster
-        gx, gy, _ = (g // c for g, c in zip(self.launch.grid, self.launch.cluster, strict=True))
-        x, y, z = self.number % gx, self.number // gx % gy, self.number // (gx * gy)
-        return x * cx + rank % cx, y * cy + rank // cx % cy, z * cz + rank // (cx * cy)
+    def _name_of(self, number: int) -> str:
+        what = "cta" if self.size == 1 else "the cluster from cta"
+        return f"{what} {coordinates(self.launch, number, 0)}"
 
     def _parameter_block(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         block = np.zeros(max(1, self.program.symbols.parameter_bytes), dtype=np.uint8)
@@ -201,3 +201,11 @@ class Cluster:
             self.report,
             initialised=buffer.initialised,
         )
+
+
+def coordinates(launch: Launch, number: int, rank: int) -> tuple[int, int, int]:
+    """The place in the grid of the CTA with `rank` in cluster `number`."""
+    cx, cy, cz = launch.cluster
+    gx, gy, _ = (g // c for g, c in zip(launch.grid, launch.cluster, strict=True))
+    x, y, z = number % gx, number // gx % gy, number // (gx * gy)
+    return x * cx + rank % cx, y * cy + rank // cx % cy, z * cz + rank // (cx * cy)

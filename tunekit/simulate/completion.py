@@ -117,6 +117,9 @@ class Signal:
 
     def complete_tx(self, size: int, known: Knowledge | None) -> None:
         """A complete-tx operation of `size` bytes; `known` is released into the phase."""
+        if self.cta.done:
+            self._report(FaultKind.UNFINISHED, f"{size} bytes arrive in the shared memory of a CTA that has exited")
+            return
         one = self.mbarrier()
         if one is not None:
             one.complete_tx(size, known, self._report)

@@ -98,7 +98,7 @@ def lookup(i: ptx.Instruction) -> Entry | None:
 
 @dataclass(slots=True)
 class Op:
-    """A decoded instruction. guard is -1 where there is none."""
+    """A decoded instruction. guard is -1 where there is none; owns: registers that the step itself looks after."""
 
     step: Step
     reads: tuple[int, ...]
@@ -108,6 +108,17 @@ class Op:
     control: bool
     moves: bool
     instruction: ptx.Instruction
+    owns: tuple[int, ...] = ()
+
+
+Pass = Callable[[tuple[Op, ...], "Decoder"], tuple[Op, ...]]
+_PASSES: list[Pass] = []
+
+
+def after_decoding(change: Pass) -> Pass:
+    """Registers a function from all the ops of a kernel to those that run."""
+    _PASSES.append(change)
+    return change
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,7 @@ class Decoder:
         self._slots: dict[Any, int] = {}
         self._reads: list[int] = []
         self._writes: list[int] = []
+        self._owns: list[int] = []
         self._instruction: ptx.Instruction | None = None
         for name, bits in kernel.registers.items():
             self.names[self._slot(("register", name), bits)] = name
@@ -188,6 +200,14 @@ class Decoder:
             return self.read(operand.operand, "pred"), True
         return self.read(operand, "pred"), False
 
+    def own(self, operand: ptx.Operand, type_: str) -> int:
+        """The slot of a register that the step itself checks and defines: the core leaves it alone."""
+        if not isinstance(operand, ptx.Register):
+            raise self.unsupported(f"an operand {operand} where a register must stand")
+        slot = self._register(operand, TYPE_BITS[type_], False)
+        self._owns.append(slot)
+        return slot
+
     def sink(self, operand: ptx.Operand) -> bool:
         return isinstance(operand, ptx.Sink)
 
@@ -222,7 +242,7 @@ class Decoder:
 
     def decode(self, i: ptx.Instruction) -> Op:
         """The step of `i`; what is not modelled becomes a step that refuses when it is reached."""
-        self._instruction, self._reads, self._writes = i, [], []
+        self._instruction, self._reads, self._writes, self._owns = i, [], [], []
         guard, negated = -1, False
         if i.guard is not None:
             guard, negated = self._register(i.guard.register, 1, False), i.guard.negated
@@ -236,8 +256,14 @@ class Decoder:
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
             # A form of the instruction that its unit did not foresee: refused with its text, not with a traceback.
             return self._refused(i, guard, negated, Unsupported(i, f"a form that is not modelled ({error!r})"))
-        reads = tuple(dict.fromkeys(self._reads))
-        return Op(step, reads, tuple(dict.fromkeys(self._writes)), guard, negated, entry.control, entry.moves, i)
+        reads, writes, owns = (tuple(dict.fromkeys(slots)) for slots in (self._reads, self._writes, self._owns))
+        return Op(step, reads, writes, guard, negated, entry.control, entry.moves, i, owns)
+
+    def finish(self, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        """The ops of the whole kernel after every registered change."""
+        for change in _PASSES:
+            ops = change(ops, self)
+        return ops
 
     def _refused(self, i: ptx.Instruction, guard: int, negated: bool, refusal: Unsupported) -> Op:
         def step(w: Warp, lanes: Lanes) -> Wait | None:

@@ -7,21 +7,28 @@ an operation and a group carry the lanes that they belong to.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tunekit.simulate.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
+
+if TYPE_CHECKING:
+    from tunekit.simulate.warp import Warp
 
 
 class Operation:
     """One asynchronous operation of some lanes of a warp.
 
-    `read` is set once its sources have been read, `done` once its writes are made. `epoch` is its agent's epoch:
-    who waits for the operation learns of the agent's work up to it.
+    `read` is set once its sources have been read, `done` once its writes are made. Who waits for the reads learns of
+    the agent's work up to `read_epoch`, who waits for all of it up to `epoch`.
     """
 
-    __slots__ = ("done", "epoch", "lanes", "read", "what")
+    __slots__ = ("done", "epoch", "lanes", "read", "read_epoch", "what")
 
-    def __init__(self, lanes: int, what: str, epoch: int = 0) -> None:
+    def __init__(self, lanes: int, what: str, epoch: int = 0, read_epoch: int = 0) -> None:
         self.lanes = lanes
         self.what = what
         self.epoch = epoch
+        self.read_epoch = read_epoch
         self.read = False
         self.done = False
 
@@ -73,6 +80,46 @@ class Groups:
         """Operations that have not completed, whoever waits for them."""
         committed = [one for _, group in self._committed for one in group]
         return [one for one in (*committed, *(one for _, one in self._open)) if not one.done]
+
+
+class CopyGroups(Groups):
+    """The groups of a warp's cp.async: `w.part(CopyGroups)`. They act through the generic proxy."""
+
+    def __init__(self, w: Warp) -> None:
+        super().__init__()
+        self._w = w
+        self.agent = w.cta.cluster.order.agent(f"cp.async of {w.agent.name}", "generic")
+
+    def begin(self, lanes: int, what: str) -> tuple[Operation, Access]:
+        """A new operation, with its access as of now."""
+        self.agent.epoch += 1
+        happened = self._w.known.rows[HAPPENED].copy()
+        access = Access(self.agent, self.agent.epoch, happened, happened, (self._w, self._w.instruction))
+        operation = Operation(lanes, what, access.epoch, access.epoch)
+        self.issue(operation)
+        return operation, access
+
+
+class BulkGroups(Groups):
+    """The groups of a warp's bulk copies: `w.part(BulkGroups)`. They act through the async proxy."""
+
+    def __init__(self, w: Warp) -> None:
+        super().__init__()
+        self._w = w
+        self.agent = w.cta.cluster.order.agent(f"bulk copies of {w.agent.name}", "async")
+
+    def begin(self, lanes: int, what: str) -> tuple[Operation, Access, Access]:
+        """A new operation from shared to global memory, with its read access and its write access as of now.
+
+        Whoever runs the operation reads, sets `.read`, writes, sets `.done`.
+        """
+        self.agent.epoch += 1
+        reading = self._w.async_access(self.agent, FENCED_SHARED)
+        self.agent.epoch += 1
+        writing = self._w.async_access(self.agent, FENCED_GLOBAL)
+        operation = Operation(lanes, what, writing.epoch, reading.epoch)
+        self.issue(operation)
+        return operation, reading, writing
 
 
 def awaited(operations: Iterable[Operation], reads_only: bool, what: str) -> str:

@@ -94,6 +94,12 @@ class Mbarrier:
             report(FaultKind.MBARRIER, f"{self.place} (phase {self.phase}): a .noComplete arrival completes the phase")
         return self.arrive(count, known, report)
 
+    def expect_arrivals(self, count: int, report: Report) -> None:
+        """`count` more arrivals in the current phase (cp.async.mbarrier.arrive without .noinc, 9.7.13.15.15)."""
+        if self.pending + count > COUNT_LIMIT:
+            report(FaultKind.MBARRIER, f"{self.place}: {self.pending + count} pending arrivals, over {COUNT_LIMIT}")
+        self.pending += count
+
     def drop(self, count: int, report: Report) -> None:
         """The first half of arrive_drop: later phases expect `count` fewer arrivals (9.7.13.15.14)."""
         if count > self.expected:

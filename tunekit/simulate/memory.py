@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.order import Access
 from tunekit.simulate.shadow import Shadow
+
+if TYPE_CHECKING:
+    from tunekit.simulate.claims import Claims
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
@@ -86,6 +89,7 @@ class Buffer:
     """A device buffer: real address, bytes, which of them hold a value, and what to call it in a report.
 
     read_only buffers are inputs: a write to one is a fault only if the caller says so (in-place outputs exist).
+    owner: the number of the cluster that wrote each byte last, plus one (0: none), kept where clusters are compared.
     """
 
     name: str
@@ -93,6 +97,7 @@ class Buffer:
     data: Bytes
     initialised: NDArray[np.bool_]
     written: NDArray[np.bool_] | None = None
+    owner: NDArray[np.int32] | None = None
 
 
 class GlobalMemory:
@@ -104,11 +109,12 @@ class GlobalMemory:
 
     name = "global"
 
-    def __init__(self, buffers: Sequence[Buffer], shadow_of: Any) -> None:
+    def __init__(self, buffers: Sequence[Buffer], shadow_of: Any, claims: Claims | None = None) -> None:
         self._buffers = sorted(buffers, key=lambda buffer: buffer.address)
         self._starts = np.array([buffer.address for buffer in self._buffers], dtype=np.int64)
         self._ends = np.array([buffer.address + buffer.data.size for buffer in self._buffers], dtype=np.int64)
         self._shadow_of = shadow_of
+        self._claims = claims
         self._shadows: dict[int, Shadow] = {}
 
     @property
@@ -140,6 +146,8 @@ class GlobalMemory:
 
     def read(self, offsets: Offsets, size: int, access: Access | None) -> Bytes:
         out = np.empty((*offsets.shape, size), dtype=np.uint8)
+        if access is not None and self._claims is not None:
+            self._claims.read(access)
         for number, chosen in self._split(offsets):
             buffer = self._buffers[number]
             cells = _cells(offsets[chosen] - buffer.address, size)
@@ -158,6 +166,8 @@ class GlobalMemory:
             cells = _cells(offsets[chosen] - buffer.address, data.shape[-1])
             if access is not None:
                 self._shadow(number).write(cells, access)
+                if self._claims is not None:
+                    self._claims.write(buffer, cells, access)
             if buffer.written is not None:
                 buffer.written[cells] = True
             buffer.initialised[cells] = True

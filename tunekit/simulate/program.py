@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tunekit.simulate import units
 from tunekit.simulate.decode import Decoder, Op
 from tunekit.simulate.ptx.control import reconvergence
+from tunekit.simulate.ptx.link import linked
 from tunekit.simulate.ptx.module import Kernel, Module
 from tunekit.simulate.symbols import Symbols
 
@@ -27,12 +28,13 @@ class Program:
     def of(
         cls, module: Module, kernel: Kernel, dynamic_bytes: int, globals_: Mapping[str, int] | None = None
     ) -> Program:
-        """Decodes `kernel` for a launch with `dynamic_bytes` of dynamic shared memory.
+        """Decodes `kernel`, and what it calls, for a launch with `dynamic_bytes` of dynamic shared memory.
 
         globals_: addresses of the module's .global variables.
         """
         units.load()
+        kernel = linked(module, kernel)
         symbols = Symbols.of(module, kernel, dynamic_bytes, globals_ or {})
         decoder = Decoder(module, kernel, symbols)
-        ops = tuple(decoder.decode(i) for i in kernel.instructions)
+        ops = decoder.finish(tuple(decoder.decode(i) for i in kernel.instructions))
         return cls(module, kernel, symbols, decoder, ops, tuple(reconvergence(kernel)))

@@ -46,9 +46,13 @@ class Registers:
             width: np.full((count, WARP * (2 if width == 128 else 1)), _POISON[width], dtype=_STORAGE[width])
             for width, count in counts.items()
         }
+        self._words = blocks[32]
+        self._rows: dict[tuple[int, ...], NDArray[np.int64]] = {}
+        self._row: list[int] = []
         used = dict.fromkeys(_STORAGE, 0)
         for slot, width in enumerate(decoder.widths):
             storage = blocks[width][used[width]]
+            self._row.append(used[width])
             used[width] += 1
             self._see(slot, width, storage)
         for slot, bits in decoder.constants.items():
@@ -86,6 +90,20 @@ class Registers:
             view = {16: self.u16, 32: self.u32, 64: self.u64}[width][slot]
             view[:] = np.asarray(bits, dtype=view.dtype) if not isinstance(bits, int) else view.dtype.type(bits)
         self.defined[slot] = FULL
+
+    def words(self, slots: tuple[int, ...]) -> NDArray[np.uint32]:
+        """A copy of many 32-bit slots at once: uint32[slots, 32]."""
+        return self._words[self._rows_of(slots)]
+
+    def set_words(self, slots: tuple[int, ...], values: NDArray[np.uint32]) -> None:
+        """Writes all lanes of many 32-bit slots: uint32[slots, 32]."""
+        self._words[self._rows_of(slots)] = values
+
+    def _rows_of(self, slots: tuple[int, ...]) -> NDArray[np.int64]:
+        rows = self._rows.get(slots)
+        if rows is None:
+            rows = self._rows[slots] = np.array([self._row[slot] for slot in slots], dtype=np.int64)
+        return rows
 
     def array(self, slot: int) -> NDArray[Any]:
         """The storage of a slot as unsigned numbers ([32], or [32, 2] for 128 bits), or as bool for predicates."""

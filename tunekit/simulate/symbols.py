@@ -50,7 +50,8 @@ class Symbols:
         dynamic = _up(shared, max([variable.align for variable in extern], default=16))
         for variable in extern:
             places[variable.name] = Place("shared", dynamic)
-        local = _lay(places, [v for v in every if v.space == "local"], "local", 0)
+        # .param variables of a body hold the arguments of its calls: each thread has its own (7.1).
+        local = _lay(places, [v for v in every if v.space in ("local", "param")], "local", 0)
         constants = _lay(places, [v for v in every if v.space == "const"], "const", CONST_BASE)
         parameters = _lay(places, list(kernel.parameters), "param", PARAM_BASE)
         for name, address in globals_.items():

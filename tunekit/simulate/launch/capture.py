@@ -1,7 +1,7 @@
 """Launch capture: a kernel's own host code is called, and what it launches is recorded instead.
 
 The code runs in this process against a stand-in for CuTeDSL's runtime library, with tensors in host memory that say
-they lie on a GPU. Nothing is executed: simulating the recorded launches comes after.
+they lie on a GPU. No kernel is run: simulating the recorded launches comes after.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tunekit.arch import Arch
-from tunekit.backends.cutedsl.link import link
 from tunekit.backends.load import damaged
 from tunekit.errors import TunekitError, UserError
 from tunekit.simulate.launch.device import FUNCTION_SHARED_SIZE_BYTES, device_attributes
@@ -26,6 +25,9 @@ from tunekit.simulate.launch.stand_in import (
     LAUNCH,
     REFUSE,
     Answers,
+    SetAnswers,
+    answers_of,
+    link_with_stand_in,
     stand_in,
 )
 from tunekit.simulate.ptx.module import Kernel, Module
@@ -78,10 +80,34 @@ def capture(library: Path, symbol: str, arguments: Sequence[Any], arch: Arch, mo
 
     Raises:
         LaunchError: the host code raised, or asked for what a device of `arch` does not do.
-        UserError: the real runtime library is loaded in this process.
-        TunekitError: the artifact can't be loaded, or calls what the stand-in lacks; both are named.
+        TunekitError: the real runtime library is loaded in this process; or the artifact can't be loaded, or calls
+            what the stand-in lacks, which is named.
     """
     set_answers = stand_in()
+    damage = damaged(library)
+    if damage:
+        raise TunekitError(f"{library} can't be loaded: {damage}")
+    return _record(library, set_answers, symbol, arguments, arch, module)
+
+
+def capture_object(
+    obj: Path | bytes, symbol: str, arguments: Sequence[Any], arch: Arch, module: Module
+) -> tuple[Launch, ...]:
+    """The same for an exported object (``export_to_c`` of a function compiled with TVM-FFI).
+
+    It is linked with a stand-in of its own, so that the process may have the real runtime library loaded.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunekit-link-") as scratch:
+        path, so = Path(scratch) / "kernel.o", Path(scratch) / "kernel.so"
+        if isinstance(obj, bytes):
+            path.write_bytes(obj)
+        link_with_stand_in(path if isinstance(obj, bytes) else obj, so)
+        return _record(so, answers_of(ctypes.CDLL(str(so))), symbol, arguments, arch, module)
+
+
+def _record(
+    library: Path, set_answers: SetAnswers, symbol: str, arguments: Sequence[Any], arch: Arch, module: Module
+) -> tuple[Launch, ...]:
     recorder = _Recorder(arch, module)
     function = _function(library, symbol)
     kept: list[DeviceTensor] = []
@@ -99,25 +125,9 @@ def capture(library: Path, symbol: str, arguments: Sequence[Any], arch: Arch, mo
     return tuple(recorder.launches)
 
 
-def capture_object(
-    obj: Path | bytes, symbol: str, arguments: Sequence[Any], arch: Arch, module: Module
-) -> tuple[Launch, ...]:
-    """The same for an exported object (``export_to_c`` of a function compiled with TVM-FFI): it is linked first."""
-    with tempfile.TemporaryDirectory(prefix="tunekit-link-") as scratch:
-        path = Path(scratch) / "kernel.o"
-        if isinstance(obj, bytes):
-            path.write_bytes(obj)
-        so = path.with_suffix(".so")
-        link(path if isinstance(obj, bytes) else obj, so)
-        return capture(so, symbol, arguments, arch, module)
-
-
 def _function(library: Path, symbol: str) -> Callable[..., Any]:
     import tvm_ffi
 
-    damage = damaged(library)
-    if damage:
-        raise TunekitError(f"{library} can't be loaded: {damage}")
     try:
         ctypes.CDLL(str(library))  # binds every symbol now: a missing one is named here, not met as a crash later
     except OSError as error:

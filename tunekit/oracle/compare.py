@@ -1,4 +1,4 @@
-"""One output against its oracle: which elements are wrong, and how. Part of the device half.
+"""One output against its oracle: which elements are wrong, and how.
 
 Three checks, by the spec's tolerance. Cosine similarity and relative norm judge the
 whole; they let one wrong element of a million pass, so each element is judged too:
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tunekit.measure.inputs import bits
+from tunekit.oracle.patterns import bits
 from tunekit.spec import Tolerance
 
 DEVIATIONS = 8.0

@@ -1,0 +1,306 @@
+"""Single- and double-precision arithmetic as PTX rounds it (PTX ISA 9.7.3): rn, rz, rm, rp, .ftz, .sat, and fused.
+
+Single precision makes the canonical NaN only and is exact to the last bit: results are formed in double precision
+and rounded once, with the error of the double-precision sum where that could have hidden a tie.
+Kernels take arrays (inputs, then `out`, which may be an input) of any shape that is contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tunekit.simulate.formats import CANONICAL_NAN, Array
+
+Kernel = Callable[..., None]
+
+ROUNDINGS = ("rn", "rz", "rm", "rp")
+
+_EXPONENT = np.array(0x7F800000, np.uint32)
+_SIGN = np.array(0x80000000, np.uint32)
+_LOW_28 = np.array(0x0FFFFFFF, np.int64)
+_SMALLEST_NORMAL = 2.0**-126
+_TOWARDS = {"rz": np.float32(0), "rm": np.float32(-np.inf), "rp": np.float32(np.inf)}
+
+
+def settle(out: Array) -> None:
+    """Makes every NaN of a float32 array the canonical one, in place."""
+    flags = np.isnan(out)
+    if 1 in flags.tobytes():
+        out.view(np.uint32)[flags] = CANONICAL_NAN
+
+
+def flush(x: Array) -> None:
+    """Makes subnormal float32 values zeros of their sign, in place (.ftz)."""
+    bits = x.view(np.uint32)
+    exponents = np.bitwise_and(bits, _EXPONENT)
+    if np.count_nonzero(exponents) != exponents.size:
+        bits[exponents == 0] &= _SIGN
+
+
+def flushed(x: Array) -> Array:
+    copy = x.copy()
+    flush(copy)
+    return copy
+
+
+def saturate(x: Array) -> Array:
+    """.sat: into [0, 1], NaN to +0."""
+    return np.asarray(np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0)))
+
+
+def finish(x: Array, out: Array, ftz: bool, sat: bool = False) -> None:
+    """Flushes, saturates and stores a fresh float32 result."""
+    if ftz:
+        flush(x)
+    if sat:
+        x = saturate(x)
+    out[...] = x
+    if not sat:
+        settle(out)
+
+
+def directed(nearest: Array, above: Array, rounding: str) -> Array:
+    """float32 results in a directed mode, from the nearest ones and the sign of (exact - nearest)."""
+    if rounding == "rz":
+        move = ((nearest > 0) & (above < 0)) | ((nearest < 0) & (above > 0))
+    else:
+        move = above < 0 if rounding == "rm" else above > 0
+    return np.where(move, np.nextafter(nearest, _TOWARDS[rounding]), nearest)
+
+
+def _error_of_sum(x: Array, y: Array, s: Array) -> Array:
+    """What s = x + y in float64 lost, exactly (Knuth's two-sum)."""
+    part = s - x
+    return np.asarray((x - (s - part)) + (y - part))
+
+
+def sum_to_f32(x: Array, y: Array, rounding: str) -> Array:
+    """x + y (float64 whose exact sum is wanted) as float32."""
+    s = x + y
+    error = _error_of_sum(x, y, s)
+    if rounding == "rn":
+        return _nearest_of_sum(s, error)
+    nearest = s.astype(np.float32)
+    above = s - nearest
+    result = directed(nearest, np.where(above == 0, error, above), rounding)
+    if rounding == "rm":
+        # IEEE 754: an exact zero of two different signs is -0 when rounding down.
+        zero = (result == 0) & (s == 0) & (np.signbit(x) | np.signbit(y))
+        result = np.where(zero, np.float32(-0.0), result)
+    return result
+
+
+def _nearest_of_sum(s: Array, error: Array) -> Array:
+    """Rounds s + error to float32; s alone decides except where it lies halfway between two values."""
+    bits = s.view(np.int64)
+    scaled = s * 2.0**150
+    small = (np.abs(s) < _SMALLEST_NORMAL) & (np.abs(scaled) % 2 == 1)
+    halfway = np.where(np.abs(s) < _SMALLEST_NORMAL, small, (bits & 0x1FFFFFFF) == 0x10000000) & (error != 0)
+    if halfway.any():
+        s = np.where(halfway, np.nextafter(s, np.copysign(np.inf, error)), s)
+    return s.astype(np.float32)
+
+
+@cache
+def add_f32(subtract: bool, rounding: str, ftz: bool, sat: bool = False) -> Kernel:
+    operation: Any = np.subtract if subtract else np.add
+    if rounding == "rn" and not ftz and not sat:
+
+        def plain(a: Array, b: Array, out: Array) -> None:
+            operation(a, b, out)
+            settle(out)
+
+        return plain
+
+    def kernel(a: Array, b: Array, out: Array) -> None:
+        if ftz:
+            a, b = flushed(a), flushed(b)
+        if rounding == "rn":
+            result = operation(a, b)
+        else:
+            right = b.astype(np.float64)
+            result = sum_to_f32(a.astype(np.float64), -right if subtract else right, rounding)
+        finish(result, out, ftz, sat)
+
+    return kernel
+
+
+@cache
+def mul_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
+    if rounding == "rn" and not ftz and not sat:
+
+        def plain(a: Array, b: Array, out: Array) -> None:
+            np.multiply(a, b, out)
+            settle(out)
+
+        return plain
+
+    def kernel(a: Array, b: Array, out: Array) -> None:
+        if ftz:
+            a, b = flushed(a), flushed(b)
+        result = a * b
+        if rounding != "rn":
+            exact = np.multiply(a, b, dtype=np.float64)
+            result = directed(result, exact - result, rounding)
+        finish(result, out, ftz, sat)
+
+    return kernel
+
+
+class _Scratch:
+    """Buffers for the fused multiply-add of one shape: allocating them anew would cost as much as the arithmetic."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.x, self.y, self.z, self.sum = (np.empty(shape) for _ in range(4))
+        self.bits = self.sum.view(np.int64)
+        self.low = np.empty(shape, np.int64)
+        self.size = self.low.size
+
+
+_scratch = cache(_Scratch)
+
+
+@cache
+def fma_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
+    """a * b + c with one rounding."""
+    plain = rounding == "rn" and not (ftz or sat)
+
+    def kernel(a: Array, b: Array, c: Array, out: Array) -> None:
+        if ftz:
+            a, b, c = flushed(a), flushed(b), flushed(c)
+        k = _scratch(a.shape)
+        x, z = k.x, k.z
+        x[...] = a
+        k.y[...] = b
+        z[...] = c
+        np.multiply(x, k.y, x)  # exact: 48 bits
+        if rounding != "rn":
+            finish(sum_to_f32(x, z, rounding), out, ftz, sat)
+            return
+        np.add(x, z, k.sum)
+        # Only a sum whose low 28 bits are all zero can lie halfway between two float32 values.
+        np.bitwise_and(k.bits, _LOW_28, k.low)
+        if np.count_nonzero(k.low) != k.size:
+            result = _nearest_of_sum(k.sum, _error_of_sum(x, z, k.sum))
+        else:
+            result = k.sum
+        if plain:
+            out[...] = result
+            settle(out)
+        else:
+            finish(result.astype(np.float32), out, ftz, sat)
+
+    return kernel
+
+
+@cache
+def div_f32(rounding: str, ftz: bool) -> Kernel:
+    def kernel(a: Array, b: Array, out: Array) -> None:
+        if ftz:
+            a, b = flushed(a), flushed(b)
+        result = a / b
+        if rounding != "rn":
+            remainder = a - np.multiply(result, b, dtype=np.float64)
+            result = directed(result, np.where(np.isfinite(a) & (b != 0), remainder * np.sign(b), 0), rounding)
+        finish(result, out, ftz)
+
+    return kernel
+
+
+@cache
+def sqrt_f32(rounding: str, ftz: bool) -> Kernel:
+    def kernel(a: Array, out: Array) -> None:
+        if ftz:
+            a = flushed(a)
+        result = np.sqrt(a)
+        if rounding != "rn":
+            exact = np.multiply(result, result, dtype=np.float64)
+            result = directed(result, np.where(np.isfinite(a), a - exact, 0), rounding)
+        finish(result, out, ftz)
+
+    return kernel
+
+
+# Double precision: NumPy's own operations round to nearest; everything else goes lane by lane through fractions.
+
+
+def rounded_f64(exact: Fraction, rounding: str) -> float:
+    """A fraction other than 0 as a float64."""
+    try:
+        nearest = float(exact)
+    except OverflowError:
+        nearest = math.copysign(math.inf, exact)
+    if rounding == "rn":
+        return nearest
+    above = (exact > 0) - (exact < 0) if not math.isinf(nearest) else -1 if nearest > 0 else 1
+    if not math.isinf(nearest):
+        difference = exact - Fraction(nearest)
+        above = (difference > 0) - (difference < 0)
+    down = rounding == "rm" or (rounding == "rz" and exact > 0)
+    if above < 0 and down:
+        return math.nextafter(nearest, -math.inf)
+    if above > 0 and not down:
+        return math.nextafter(nearest, math.inf)
+    return math.copysign(nearest, exact)
+
+
+@cache
+def exact_f64(operation: str, rounding: str) -> Kernel:
+    """add, sub, mul, div, fma or sqrt in float64 with any rounding."""
+    native_functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
+    quick: Any = native_functions.get(operation)
+    if rounding == "rn" and quick is not None:
+
+        def native(*arrays: Array) -> None:
+            quick(*arrays)
+
+        return native
+
+    def lane(values: list[float], usual: float) -> float:
+        if not all(map(math.isfinite, values)) or math.isnan(usual):
+            return usual
+        if operation == "sqrt":
+            return _root(values[0], rounding)
+        x, y = Fraction(values[0]), Fraction(values[1])
+        if operation == "div":
+            return usual if not y or not x else rounded_f64(x / y, rounding)
+        if operation == "mul":
+            return usual if not x or not y else rounded_f64(x * y, rounding)
+        if operation == "fma":
+            product, addend = x * y, Fraction(values[2])
+            signs = {math.copysign(1, values[0]) * math.copysign(1, values[1]), math.copysign(1, values[2])}
+        else:
+            product, addend = x, y if operation == "add" else -y
+            signs = {math.copysign(1, values[0]), math.copysign(1, values[1]) * (1 if operation == "add" else -1)}
+        total = product + addend
+        if total:
+            return rounded_f64(total, rounding)
+        if len(signs) == 1:
+            return math.copysign(0.0, signs.pop())
+        return -0.0 if rounding == "rm" else 0.0
+
+    def kernel(*arrays: Array) -> None:
+        *inputs, out = arrays
+        usual = quick(*inputs) if quick is not None else inputs[0] * inputs[1] + inputs[2]
+        rows = [x.tolist() for x in inputs]
+        out[...] = [lane(list(values), value) for *values, value in zip(*rows, np.asarray(usual).tolist(), strict=True)]
+
+    return kernel
+
+
+def _root(value: float, rounding: str) -> float:
+    nearest = math.sqrt(value)
+    if rounding == "rn" or not value:
+        return nearest
+    difference = Fraction(value) - Fraction(nearest) ** 2
+    if difference < 0 and rounding in ("rm", "rz"):
+        return math.nextafter(nearest, 0.0)
+    if difference > 0 and rounding == "rp":
+        return math.nextafter(nearest, math.inf)
+    return nearest

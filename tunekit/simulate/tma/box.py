@@ -1,0 +1,226 @@
+"""Boxes: which bytes of global and of shared memory one tensor copy moves (PTX ISA 5.5.2, 5.5.4 and 5.5.7).
+
+A box is a stack of rows along dimension 0. A row is contiguous in global memory; the rows follow one another without
+gaps in shared memory, dimension 1 fastest, before the swizzle moves their pieces. Whether an element is inside the
+tensor is a matter of its row and of its place in the row, so two masks of one dimension each say it for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunekit.simulate.tma.swizzle import CHUNK_BYTES, PATTERNS, Int64Array, swizzled
+from tunekit.simulate.tma.tensor_map import Element, TensorMap, TensorMapError
+
+Bytes = NDArray[np.uint8]
+
+GATHERED_ROWS = 4
+# What lies outside the tensor reads as this NaN, bit by bit, if the map asks for NaN.
+_NANS = {16: 0x7FFF, 32: 0x7FFFFFFF, 64: 0x7FFFFFFFFFFFFFFF}
+# Bytes in shared memory of sixteen elements, and those of them that a copy writes.
+_PADDED_CHUNKS = {Element.B4X16_P64: (16, 8), Element.B6X16_P32: (16, 12)}
+
+
+@dataclass(frozen=True)
+class Box:
+    """One placed box.
+
+    rows        int64[r], global byte address of the first element of each row, wherever that may be
+    inside      bool[r], rows that lie in the tensor
+    row_bytes   length of a row in global memory; bytes `first` to `last` (exclusive) of it lie in the tensor
+    """
+
+    tensor: TensorMap
+    rows: Int64Array
+    inside: NDArray[np.bool_]
+    row_bytes: int
+    first: int
+    last: int
+
+    @property
+    def empty(self) -> bool:
+        """All of it lies outside the tensor."""
+        return self.first >= self.last or not self.inside.any()
+
+    @property
+    def addresses(self) -> Int64Array:
+        """Global byte address of the first byte inside, of each row inside: int64[rows inside]."""
+        return self.rows[self.inside] + self.first
+
+    @property
+    def inner_bytes(self) -> int:
+        """Bytes of each row inside the tensor."""
+        return max(self.last - self.first, 0)
+
+    @property
+    def transaction_bytes(self) -> int:
+        """What the copy adds to the mbarrier's transaction count: the whole box."""
+        return len(self.rows) * self.row_bytes
+
+    def image(self, data: Bytes) -> Bytes:
+        """The box as it arrives, before swizzle and padding: uint8[r, row_bytes], filled where outside the tensor.
+
+        data: uint8[rows inside, inner_bytes], what lies at `addresses`.
+        """
+        result = _filled(self.tensor, len(self.rows), self.row_bytes)
+        if not self.empty:
+            if self.inside.all():
+                result[:, self.first : self.last] = data
+            else:
+                result[self.inside, self.first : self.last] = data
+        return result
+
+    def cut(self, image: Bytes) -> Bytes:
+        """The part of `image`, uint8[r, row_bytes], that lies in the tensor: uint8[rows inside, inner_bytes]."""
+        return image[self.inside, self.first : max(self.last, self.first)]
+
+
+def tile(tensor: TensorMap, coordinates: Sequence[int]) -> Box:
+    """The box at `coordinates` (elements, one a dimension, dimension 0 first; may be negative).
+
+    Raises:
+        TensorMapError: the number of coordinates is not the rank, or the map is one that is not modelled.
+    """
+    if len(coordinates) != tensor.rank:
+        raise TensorMapError(f"{len(coordinates)} coordinates for a tensor map of rank {tensor.rank}")
+    _check_modelled(tensor)
+    rows = np.zeros(1, np.int64)
+    inside = np.ones(1, np.bool_)
+    for dimension in range(1, tensor.rank):
+        steps = np.arange(tensor.extent[dimension], dtype=np.int64) * tensor.element_strides[dimension]
+        places = coordinates[dimension] + steps
+        within = (places >= 0) & (places < tensor.sizes[dimension])
+        rows = (places[:, None] * tensor.strides[dimension - 1] + rows).reshape(-1)
+        inside = (within[:, None] & inside).reshape(-1)
+    return _box(tensor, coordinates[0], rows, inside)
+
+
+def gather4(tensor: TensorMap, coordinates: Sequence[int]) -> Box:
+    """Four rows of a matrix in the modes tile::gather4 and tile::scatter4: {column, row 0, row 1, row 2, row 3}.
+
+    The map's box is one row high; the rows may be any four, also the same one several times (PTX ISA 5.5.4.1).
+
+    Raises:
+        TensorMapError: not five coordinates, the map is no matrix of single-row boxes, or it is not modelled.
+    """
+    if len(coordinates) != 1 + GATHERED_ROWS:
+        raise TensorMapError(f"{len(coordinates)} coordinates where a column and {GATHERED_ROWS} rows belong")
+    if tensor.rank != 2 or tensor.extent[1] != 1:
+        raise TensorMapError(f"gather4 and scatter4 need a matrix and a box one row high, not {tensor}")
+    _check_modelled(tensor)
+    places = np.array(coordinates[1:], np.int64)
+    inside = (places >= 0) & (places < tensor.sizes[1])
+    return _box(tensor, coordinates[0], places * tensor.strides[0], inside)
+
+
+def _check_modelled(tensor: TensorMap) -> None:
+    if tensor.interleave_bytes:
+        raise TensorMapError(f"interleaved layouts are not modelled: {tensor}")
+    if tensor.im2col:
+        raise TensorMapError(f"a copy in tile mode with an im2col map: {tensor}")
+
+
+def _box(tensor: TensorMap, column: int, offsets: Int64Array, inside: NDArray[np.bool_]) -> Box:
+    bits, row_bytes = tensor.element.bits, tensor.row_bytes
+    if column * bits % 8:
+        raise TensorMapError(f"the coordinate {column} of dimension 0 is no whole byte in {tensor}")
+    start = column * bits // 8
+    return Box(
+        tensor=tensor,
+        rows=tensor.address + start + offsets,
+        inside=inside,
+        row_bytes=row_bytes,
+        first=min(max(-start, 0), row_bytes),
+        last=max(min(tensor.sizes[0] * bits // 8 - start, row_bytes), 0),
+    )
+
+
+def _filled(tensor: TensorMap, rows: int, row_bytes: int) -> Bytes:
+    if not tensor.nan_fill:
+        return np.zeros((rows, row_bytes), np.uint8)
+    element_bytes = tensor.element.bits // 8
+    nan = np.frombuffer(_NANS[tensor.element.bits].to_bytes(element_bytes, "little"), np.uint8)
+    return np.tile(nan, (rows, row_bytes // element_bytes))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a box lies in shared memory: `addresses` int64[pieces], each of `piece_bytes`, in the order of the image.
+
+    With padded types a piece is followed by a gap that no copy touches.
+    """
+
+    addresses: Int64Array
+    piece_bytes: int
+    total_bytes: int
+
+
+def place(tensor: TensorMap, rows: int, shared_address: int) -> Place:
+    """Where the pieces of a box of `rows` rows lie that is copied to or from `shared_address` (unswizzled start)."""
+    offsets, piece, total = _offsets(tensor, rows, shared_address % max(PATTERNS[tensor.swizzle].period_bytes, 1))
+    return Place(offsets + shared_address, piece, total)
+
+
+@lru_cache(maxsize=512)
+def _offsets(tensor: TensorMap, rows: int, phase: int) -> tuple[Int64Array, int, int]:
+    """(swizzled offsets from the box's start, bytes of a piece, bytes with gaps), for a start `phase` into the pattern.
+
+    The offsets depend on the map only by few fields, but a kernel has few maps.
+    """
+    pattern = PATTERNS[tensor.swizzle]
+    if tensor.element.padded:
+        pitch, piece = _PADDED_CHUNKS[tensor.element]
+        chunks = rows * tensor.extent[0] // CHUNK_BYTES
+    else:
+        pitch = piece = pattern.piece_bytes
+        chunks = rows * tensor.row_bytes // piece
+        if not pattern.flips:  # one run of bytes
+            pitch = piece = chunks * piece
+            chunks = 1
+    linear = np.arange(chunks, dtype=np.int64) * pitch
+    offsets = swizzled(linear + phase, tensor.swizzle) - phase
+    offsets.setflags(write=False)
+    return offsets, piece, chunks * pitch
+
+
+def pieces(image: Bytes, placed: Place) -> Bytes:
+    """The image uint8[r, row_bytes] of a box as the pieces of `placed`: uint8[pieces, piece_bytes]."""
+    return np.ascontiguousarray(image).reshape(-1, placed.piece_bytes)
+
+
+def packed(tensor: TensorMap, rows: int, data: Bytes) -> Bytes:
+    """The reverse of `pieces` for a copy out of shared memory: the image uint8[rows, row_bytes].
+
+    data: uint8[pieces, piece_bytes], what lies at the place of the box; for 6-bit types see `store_place`.
+    """
+    if tensor.element is Element.B6X16_P32:
+        return _without_top_bits(data).reshape(rows, tensor.row_bytes)
+    return data.reshape(rows, tensor.row_bytes)
+
+
+def store_place(tensor: TensorMap, rows: int, shared_address: int) -> Place:
+    """`place` of the source of a copy out of shared memory.
+
+    It differs for 6-bit elements: there a store takes each from a byte of its own (b6p2x16).
+
+    Raises:
+        TensorMapError: the type can't be stored (PTX ISA 9.7.9.27.1.1).
+    """
+    if tensor.element is Element.B4X16_P64:
+        raise TensorMapError(f"b4x16_p64 elements can't be copied out of shared memory: {tensor}")
+    placed = place(tensor, rows, shared_address)
+    if tensor.element is Element.B6X16_P32:
+        return Place(placed.addresses, CHUNK_BYTES, placed.total_bytes)
+    return placed
+
+
+def _without_top_bits(data: Bytes) -> Bytes:
+    """Sixteen 6-bit elements, each in a byte, as 12 bytes: uint8[n, 16] -> uint8[n, 12]."""
+    quads = data.reshape(-1, 4).astype(np.uint32) & 0x3F
+    words = quads[:, 0] | quads[:, 1] << 6 | quads[:, 2] << 12 | quads[:, 3] << 18
+    return words.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].reshape(-1, 12)
