@@ -128,6 +128,20 @@ def _each(lanes: Lanes) -> Iterator[Lanes]:
             yield Lanes.of(1 << int(lane))
 
 
+def _alike(w: Warp, lanes: Lanes, operand: Tensor, source: AddressOf) -> Iterator[Lanes]:
+    """The lanes that store the same bytes to the same box, together: one copy stands for theirs.
+
+    CuTeDSL lets a whole warp execute a store (4.8.1).
+    """
+    alike: dict[tuple[int, ...], int] = {}
+    for lane in _each(lanes):
+        coordinates = (int(w.s32[slot][lane.first]) for slot in operand.coordinates)
+        key = (int(w.u64[operand.map][lane.first]), source.first(w, lane), *coordinates)
+        alike[key] = alike.get(key, 0) | lane.bits
+    for bits in alike.values():
+        yield Lanes.of(bits)
+
+
 def _placed(w: Warp, lane: Lanes, cta: Cta, offset: int, placed: Place, tensor: TensorMap) -> Place:
     """`placed`, after the checks of where a box lies in shared memory."""
     wrong = misplaced(tensor, offset)
@@ -257,7 +271,7 @@ def _store(i: ptx.Instruction, d: Decoder, operation: str) -> Step:
         d.read(i.operands[-1], "b64")
 
     def step(w: Warp, lanes: Lanes) -> Wait | None:
-        for lane in _each(lanes):
+        for lane in _each(lanes) if operation else _alike(w, lanes, tensor, source):
             _issue_store(w, lane, i, tensor, source, operation)
         return None
 
