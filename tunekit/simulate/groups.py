@@ -51,7 +51,14 @@ class Groups:
         """commit_group by `lanes`: a group, possibly empty, of what each of them has issued since its last one."""
         self._committed.append((lanes, tuple(one for members, one in self._open if members & lanes)))
         self._open = [(members & ~lanes, one) for members, one in self._open if members & ~lanes]
-        while self._committed and all(one.done for one in self._committed[0][1]):
+
+    def settle(self, waited: Iterable[Operation]) -> None:
+        """Drops the oldest groups that are complete and that somebody has waited for.
+
+        A group that nobody has waited for stays, complete or not: only a wait lets a thread rely on it.
+        """
+        known = {id(one) for one in waited}
+        while self._committed and all(one.done and id(one) in known for one in self._committed[0][1]):
             del self._committed[0]
 
     def before(self, lanes: int, pending: int) -> list[Operation]:

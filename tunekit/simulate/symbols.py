@@ -56,7 +56,8 @@ class Symbols:
         parameters = _lay(places, list(kernel.parameters), "param", PARAM_BASE)
         for name, address in globals_.items():
             places[name] = Place("global", address)
-        return cls(places, dynamic + dynamic_bytes, dynamic, local, parameters - PARAM_BASE, constants - CONST_BASE)
+        end = dynamic + dynamic_bytes if dynamic_bytes else shared
+        return cls(places, end, dynamic, local, parameters - PARAM_BASE, constants - CONST_BASE)
 
 
 def parameter_offsets(kernel: Kernel) -> list[int]:

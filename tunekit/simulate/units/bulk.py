@@ -236,6 +236,7 @@ def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
 
         def resume() -> None:
             _learn(w, groups.agent.index, operations, reads_only)
+            groups.settle(operations)
 
         if ready():
             resume()

@@ -213,7 +213,7 @@ def wait(i: ptx.Instruction, d: Decoder) -> Step:
         suspensions = w.cta.cluster.part(Suspensions)
         if passed():
             finish(True)
-        elif polls and not suspensions.failed_here(w):
+        elif (polls or w.cta.cluster.schedule.times_out()) and not suspensions.failed_here(w):
             suspensions.fail(w)
             finish(False)
         else:

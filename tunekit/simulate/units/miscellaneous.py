@@ -85,7 +85,8 @@ def setmaxnreg(i: Instruction, d: Decoder) -> Step:
         pool.history[w.number].append(i.line)
         if not pool.limited:
             return None
-        if (have > count) if grow else (have < count):
+        assumed = len(pool.history[w.number]) == 1  # `have` is then only the most that it can be
+        if (have > count and not assumed) if grow else (have < count):
             w.fault(FaultKind.ILLEGAL, f"setmaxnreg.{i.modifiers[0]} to {count} registers by a warp that owns {have}")
             return None
 

@@ -19,7 +19,7 @@ from tunekit.simulate.completion import Signal, completed, locate
 from tunekit.simulate.decode import AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind, Unsupported
 from tunekit.simulate.groups import BulkGroups
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.lanes import WARP, Lanes
 from tunekit.simulate.memory import Memory
 from tunekit.simulate.order import FENCED_GLOBAL, Access
 from tunekit.simulate.ptx import module as ptx
@@ -129,17 +129,20 @@ def _each(lanes: Lanes) -> Iterator[Lanes]:
 
 
 def _alike(w: Warp, lanes: Lanes, operand: Tensor, source: AddressOf) -> Iterator[Lanes]:
-    """The lanes that store the same bytes to the same box, together: one copy stands for theirs.
+    """Lanes that name the same box and the same source: their copies leave what one leaves, and run as one.
 
-    CuTeDSL lets a whole warp execute a store (4.8.1).
+    CuTeDSL lets a whole warp execute such a store.
     """
-    alike: dict[tuple[int, ...], int] = {}
-    for lane in _each(lanes):
-        coordinates = (int(w.s32[slot][lane.first]) for slot in operand.coordinates)
-        key = (int(w.u64[operand.map][lane.first]), source.first(w, lane), *coordinates)
-        alike[key] = alike.get(key, 0) | lane.bits
-    for bits in alike.values():
-        yield Lanes.of(bits)
+    if lanes.count == 1:
+        yield lanes
+        return
+    columns = [w.u64[operand.map][lanes.indices], source.of(w, lanes).astype(np.uint64)]
+    columns.extend(w.u32[slot][lanes.indices].astype(np.uint64) for slot in operand.coordinates)
+    _, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    for number in range(int(group.max()) + 1):
+        chosen = np.zeros(WARP, dtype=np.bool_)
+        chosen[lanes.indices[group == number]] = True
+        yield Lanes.of_mask(chosen)
 
 
 def _placed(w: Warp, lane: Lanes, cta: Cta, offset: int, placed: Place, tensor: TensorMap) -> Place:
