@@ -197,6 +197,7 @@ PLANTS: tuple[Plant, ...] = (
         ("@!%p6 bra WAIT_S;\ntcgen05.fence::after_thread_sync;", "@!%p6 bra WAIT_S;"),
         finds=F.MISSING_TENSOR_FENCE,
         at="tcgen05.ld",
+        changes={"strict": True},
     ),
     plant(
         "S used before wait::ld",
@@ -218,6 +219,7 @@ PLANTS: tuple[Plant, ...] = (
         ("tcgen05.wait::st.sync.aligned;\ntcgen05.fence::before_thread_sync;", "tcgen05.wait::st.sync.aligned;"),
         finds=F.MISSING_TENSOR_FENCE,
         at="tcgen05.mma",
+        changes={"strict": True},
     ),
     plant(
         "P overlaps S and is used before all warps wrote it",

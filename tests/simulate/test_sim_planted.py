@@ -34,7 +34,7 @@ def _right(base: Base, ran: Any) -> bool:
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_kernel_without_a_fault_runs_clean(run_ptx: Callable[..., Any], base: Base, seed: int) -> None:
-    ran = _run(run_ptx, base, base.text, seed)
+    ran = _run(run_ptx, base, base.text, seed, strict=True)
     assert not ran.faults, [str(fault) for fault in ran.faults]
     assert _right(base, ran)
 

@@ -241,6 +241,14 @@ def test_source_lines_come_from_the_last_loc():
     assert [i.source for i in kernel.instructions] == [("b.py", 10), ("file 1", 20), ("file 1", 20)]
 
 
+def test_a_used_bytes_mask_belongs_to_the_next_instruction():
+    """Of 16 bytes that a compiler loads, two words are used: the others may be anything."""
+    kernel = kernel_of(
+        '.pragma "nounroll";\n.pragma "used_bytes_mask 0xf0f";\nld.v4.b32 {%r1,%r2,%r3,%r4}, [%rd1]; ret;'
+    )
+    assert [i.used_bytes for i in kernel.instructions] == [0xF0F, None]
+
+
 def test_a_loc_may_name_a_label_that_is_nowhere():
     kernel = kernel_of(".loc 1 3 0, function_name $L__x+14, inlined_at 1 4 5\nret;")
     assert kernel.instructions[0].source == ("file 1", 3)

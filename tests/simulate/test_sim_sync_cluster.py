@@ -240,6 +240,19 @@ class TestRemoteMbarrier:
         )
         assert (clean(execute(body))[::4] == 100 + 31 * 32 // 2).all()
 
+    def test_a_wait_is_for_an_own_mbarrier(self, execute: Run) -> None:
+        body = (
+            INIT.format(count=1)
+            + f"""
+        mov.u64 %rd8, bar;
+        cvta.shared.u64 %rd8, %rd8;
+        mapa.u64 %rd9, %rd8, %r3;
+        mbarrier.try_wait.parity.b64 %p9, [%rd9], 1;
+        {MEET}
+        """
+        )
+        assert "only a CTA's own are allowed" in messages(execute(body))
+
     def test_data_and_mbarrier_in_different_ctas(self, execute: Run) -> None:
         body = (
             INIT.format(count=1)

@@ -51,15 +51,15 @@ class RegisterPool:
 
     def finish(self) -> None:
         """All warps of a warpgroup must have executed the same setmaxnreg instructions."""
-        instructions = {op.instruction.line: op.instruction for op in self._cta.cluster.program.ops}
+        ops = self._cta.cluster.program.ops
         for first in range(0, len(self.history), WARPGROUP):
             group = self.history[first : first + WARPGROUP]
-            for number, lines in enumerate(group, first):
-                for line in set().union(*group) - set(lines):
+            for number, executed in enumerate(group, first):
+                for index in sorted(set().union(*group) - set(executed)):
                     self._cta.fault(
                         FaultKind.ILLEGAL,
                         f"setmaxnreg not executed by warp {number}, but by another warp of its warpgroup",
-                        instructions.get(line),
+                        ops[index].instruction,
                     )
 
 
@@ -82,7 +82,7 @@ def setmaxnreg(i: Instruction, d: Decoder) -> Step:
             return None
         pool = w.cta.part(RegisterPool)
         have = pool.owned[w.number]
-        pool.history[w.number].append(i.line)
+        pool.history[w.number].append(i.index)
         if not pool.limited:
             return None
         assumed = len(pool.history[w.number]) == 1  # `have` is then only the most that it can be

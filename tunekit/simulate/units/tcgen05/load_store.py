@@ -2,7 +2,12 @@
 
 Both are asynchronous. Here the cells are read and written when the instruction executes, and the history of
 accesses tells who might have come too early or too late: the warp itself knows that its loads and stores are over
-only from tcgen05.wait on, and until then the registers of a load are marked as pending.
+only from tcgen05.wait on.
+
+An instruction that uses a register of a load waits for it by itself (9.7.16.6.4.5: a true register dependency is
+respected). What it computes with has then been read, so the load is over too, and those before it: CUTLASS's kernels
+read tensor memory without any tcgen05.wait::ld and free the columns once the values are used. A copy by mov does not
+count, since it may vanish in the compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +29,35 @@ from tunekit.simulate.units.tcgen05.state import WarpTensor, tensor
 if TYPE_CHECKING:
     from tunekit.simulate.warp import Warp
 
-PENDING = "before the tcgen05.wait::ld of its tcgen05.ld"
+
+class Arriving(str):
+    """The mark of a register that a tcgen05.ld has yet to fill: text for reports, and what a use of it tells."""
+
+    __slots__ = ("_epoch", "_warp")
+    _warp: Warp
+    _epoch: int
+
+    @classmethod
+    def mark(cls, w: Warp, slots: tuple[int, ...]) -> None:
+        """Marks the registers of the load just issued."""
+        unit = w.part(WarpTensor)
+        new = cls("before the tcgen05.wait::ld of its tcgen05.ld")
+        new._warp, new._epoch = w, unit.loads.epoch
+        unit.loads.epoch += 1
+        for slot in slots:
+            w.pending[slot] = new
+
+    def arrive(self) -> None:
+        """The value is there: this load, and the warp's loads before it, are over."""
+        Arriving.all_until(self._warp, self._epoch)
+
+    @staticmethod
+    def all_until(w: Warp, epoch: int) -> None:
+        unit = w.part(WarpTensor)
+        unit.complete(unit.loads, epoch)
+        over = [slot for slot, mark in w.pending.items() if isinstance(mark, Arriving) and mark._epoch <= epoch]
+        for slot in over:
+            del w.pending[slot]
 
 
 def _fragment(i: Instruction, d: Decoder, split_operand: Operand | None) -> Fragment:
@@ -111,7 +144,7 @@ def ld(i: Instruction, d: Decoder) -> Step:
         values = _loaded(w, lanes, i, cells, address.of(w, lanes).astype(np.uint32))
         if values is not None:
             w.set_words(out, values.T)
-        _mark(w, out)
+        Arriving.mark(w, out)
         return None
 
     return step
@@ -129,11 +162,6 @@ def _loaded(
     if cells.fragment.packed:
         return (words[:, :, 0] & np.uint32(0xFFFF)) | (words[:, :, 1] << np.uint32(16))
     return words
-
-
-def _mark(w: Warp, slots: tuple[int, ...]) -> None:
-    for slot in slots:
-        w.pending[slot] = PENDING
 
 
 def _ld_red(i: Instruction, d: Decoder) -> Step:
@@ -155,7 +183,7 @@ def _ld_red(i: Instruction, d: Decoder) -> Step:
         if values is not None:
             w.set_words(out, values.T)
             w.u32[reduced][:] = reduce(values, kind, largest, absolute, keep_nan)
-        _mark(w, (*out, reduced))
+        Arriving.mark(w, (*out, reduced))
         return None
 
     return step
@@ -214,10 +242,11 @@ def wait_for(i: Instruction, d: Decoder) -> Step:
         if wait is not None:
             return wait
         unit = w.part(WarpTensor)
-        unit.complete(unit.loads if loads else unit.stores)
-        if loads and w.pending:
-            for slot in [slot for slot, reason in w.pending.items() if reason == PENDING]:
-                del w.pending[slot]
+        if loads:
+            Arriving.all_until(w, unit.loads.epoch - 1)
+        else:
+            unit.complete(unit.stores, unit.stores.epoch)
+            unit.stores.epoch += 1
         return None
 
     return step

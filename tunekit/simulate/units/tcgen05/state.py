@@ -29,7 +29,7 @@ class TensorRules:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.fences = False
+        self.fences = cluster.strict
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ class WarpTensor:
         blame = FaultKind.MISSING_TENSOR_FENCE
         return Access(agent, agent.epoch, relied, happened, (self._w, instruction), blame)
 
-    def complete(self, agent: Agent) -> None:
-        """tcgen05.wait: the warp knows that all of `agent`'s work is over."""
+    def complete(self, agent: Agent, epoch: int) -> None:
+        """The warp knows that `agent`'s work up to `epoch` is over."""
         known = self._w.known
         known.room(self._w.cta.cluster.order.capacity)
-        known.rows[HAPPENED, agent.index] = agent.epoch
-        known.rows[TENSOR, agent.index] = agent.epoch
-        agent.epoch += 1
+        rows, index = known.rows, agent.index
+        rows[HAPPENED, index] = max(int(rows[HAPPENED, index]), epoch)
+        rows[TENSOR, index] = max(int(rows[TENSOR, index]), epoch)
 
     def rely(self) -> None:
         """The pipe takes an operation: it relies on what the warp knows now."""
