@@ -334,6 +334,8 @@ class TestClusterLaunchControl:
         .reg .b128 %q;
         ld.shared.b128 %q, [%r10];
         clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p5, %q;
+        clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {{%r21, %r22, _, _}}, %q;
+        clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r21, %q;
         selp.u32 %r20, 1, 2, %p5;
         st.global.u32 [%rd5], %r20;
         """

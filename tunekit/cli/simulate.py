@@ -123,7 +123,9 @@ def simulate(
                         "variant": variant,
                         "status": outcome.status,
                         "reason": outcome.reason,
-                        **simulation.to_payload(),
+                        "figures": simulation.figures,
+                        "report": None if simulation.report is None else simulation.report.to_payload(),
+                        "seconds": outcome.seconds,
                     }
                 )
                 if not as_json:

@@ -18,10 +18,11 @@ NO_LIMIT_S = 7 * 24 * 3600.0
 
 
 class Simulator:
-    """Simulates jobs one after another, each in a fresh child: a launch is recorded best where nothing ran before."""
+    """Simulates jobs one after another, in a child process that starts with the first and is replaced as needed."""
 
     def __init__(self, *, prepare_limit_s: float = PREPARE_LIMIT_S) -> None:
-        self._prepare_limit_s = prepare_limit_s
+        self._limits_s = {"prepare": prepare_limit_s, "check": prepare_limit_s, "run": NO_LIMIT_S}
+        self._on_phase: Callable[[str, str], None] | None = None
         self._child: Child | None = None
 
     def simulate(self, job: SimulationJob, on_phase: Callable[[str, str], None] | None = None) -> Simulation:
@@ -33,25 +34,39 @@ class Simulator:
             UserError: the request, the spec or its reference is at fault.
             TunekitError: the artifact can't be loaded, or the simulator itself failed.
         """
-        run_s = NO_LIMIT_S if job.time_limit_s is None else job.time_limit_s + GRACE_S
-        limits = {"prepare": self._prepare_limit_s, "check": self._prepare_limit_s, "run": run_s}
-        child = self._child = Child("tunekit.simulate.worker", (), limits, "the simulating process", on_phase)
+        self._limits_s["run"] = NO_LIMIT_S if job.time_limit_s is None else job.time_limit_s + GRACE_S
+        self._on_phase = on_phase
         try:
-            child.start()
-            reply = child.ask({"job": job.to_payload()})
+            reply = self._started().ask({"job": job.to_payload()})
         except Stopped as stopped:
-            status = Status.RUN_TIMEOUT if stopped.limit_s is not None else Status.DEVICE_FAULT
-            return Simulation(
-                None, status=status, failure=str(stopped), seconds=Values({stopped.at.phase: stopped.seconds})
-            )
-        finally:
             self.close()
+            status = Status.RUN_TIMEOUT if stopped.limit_s is not None else Status.DEVICE_FAULT
+            seconds = Values({stopped.at.phase: stopped.seconds})
+            return Simulation(None, status=status, failure=str(stopped), seconds=seconds)
+        except BaseException:  # Ctrl-C: the reply that is still to come must not answer another job
+            self.close()
+            raise
         if "error" in reply:
             raise _error(reply["error"])
         return Simulation.from_payload(reply["simulation"])
 
+    def _started(self) -> Child:
+        if self._child is None:
+            child = Child("tunekit.simulate.worker", (), self._limits_s, "the simulating process", self._tell)
+            try:
+                child.start()
+            except BaseException:  # whatever ends the start, no child stays behind
+                child.close()
+                raise
+            self._child = child
+        return self._child
+
+    def _tell(self, phase: str, doing: str) -> None:
+        if self._on_phase is not None:
+            self._on_phase(phase, doing)
+
     def close(self) -> None:
-        """Ends the child, if one is at work."""
+        """Ends the child, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             child.close()

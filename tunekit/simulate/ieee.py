@@ -232,22 +232,20 @@ def sqrt_f32(rounding: str, ftz: bool) -> Kernel:
 
 def rounded_f64(exact: Fraction, rounding: str) -> float:
     """A fraction other than 0 as a float64."""
+    sign = 1 if exact > 0 else -1
     try:
         nearest = float(exact)
     except OverflowError:
-        nearest = math.copysign(math.inf, exact)
+        nearest = sign * math.inf
     if rounding == "rn":
         return nearest
-    above = (exact > 0) - (exact < 0) if not math.isinf(nearest) else -1 if nearest > 0 else 1
-    if not math.isinf(nearest):
-        difference = exact - Fraction(nearest)
-        above = (difference > 0) - (difference < 0)
-    down = rounding == "rm" or (rounding == "rz" and exact > 0)
-    if above < 0 and down:
+    difference = -sign if math.isinf(nearest) else exact - Fraction(nearest)
+    down = rounding == "rm" or (rounding == "rz" and sign > 0)
+    if difference < 0 and down:
         return math.nextafter(nearest, -math.inf)
-    if above > 0 and not down:
+    if difference > 0 and not down:
         return math.nextafter(nearest, math.inf)
-    return math.copysign(nearest, exact)
+    return math.copysign(nearest, sign)
 
 
 @cache

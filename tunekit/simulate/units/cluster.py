@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _RANK_BITS = ((1 << 56 - RANK_SHIFT) - 1) << RANK_SHIFT
 _RESPONSE_BYTES = 16
+_UNDEFINED = 0xDEADBEEF
 
 
 @instruction("mapa")
@@ -174,23 +175,27 @@ def try_cancel(i: ptx.Instruction, d: Decoder) -> Step:
 
 @instruction("clusterlaunchcontrol.query_cancel")
 def query_cancel(i: ptx.Instruction, d: Decoder) -> Step:
-    """Reads a response: is_canceled is false, since try_cancel never finds work."""
+    """Reads a response: is_canceled is false, since try_cancel never finds work.
+
+    get_first_ctaid of such a response is undefined, not an error: compilers ask for both and choose afterwards.
+    """
     asks = i.modifiers[1]
     response = d.read(i.operands[1], "b128")
     if asks == "is_canceled":
         result = d.write(i.operands[0], "pred")
-    else:
-        outs = d.writes_vector(i.operands[0], "b32")
 
-    def step(w: Warp, lanes: Lanes) -> Wait | None:
-        cancelled = w.u64x2[response][lanes.indices].any(axis=1)
-        if asks == "is_canceled":
-            w.pred[result][lanes.indices] = cancelled
+        def step(w: Warp, lanes: Lanes) -> Wait | None:
+            w.pred[result][lanes.indices] = w.u64x2[response][lanes.indices].any(axis=1)
             return None
-        if not cancelled.all():
-            w.fault(FaultKind.ILLEGAL, f"{i.dotted} on a response that says that nothing was cancelled", lanes)
+
+        return step
+    if not asks.startswith("get_first_ctaid"):
+        raise d.unsupported(f".{asks}")
+    outs = d.writes_vector(i.operands[0], "b32")
+
+    def first(w: Warp, lanes: Lanes) -> Wait | None:
         for out in outs:
-            w.u32[out][lanes.indices] = 0
+            w.u32[out][lanes.indices] = _UNDEFINED
         return None
 
-    return step
+    return first
