@@ -35,7 +35,6 @@ CASES = {
 }
 
 
-
 def run(case: Case, seed: int) -> list[tuple[str, Any, Any]]:
     """Call the package; (name, result, oracle) of each output."""
     import torch

@@ -39,7 +39,13 @@ def write(values: Sequence[Any], outputs: Sequence[int], directory: Path) -> Cal
             else:
                 tensors.append((None, path))
             dtype = str(value.dtype).removeprefix("torch.")
-            return {"file": path.name, "dtype": dtype, "shape": [*value.shape], "strides": [*value.stride()], "output": output}
+            return {
+                "file": path.name,
+                "dtype": dtype,
+                "shape": [*value.shape],
+                "strides": [*value.stride()],
+                "output": output,
+            }
         if hasattr(value, "__tvm_ffi_opaque_ptr__"):
             address = value.__tvm_ffi_opaque_ptr__()
             (tensor,) = (t for t in passed_by_pointer if t.data_ptr() == address)
