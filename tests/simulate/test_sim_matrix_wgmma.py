@@ -25,6 +25,10 @@ def random_bits(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     return formats.encode(draw.standard_normal(shape).astype(np.float32), kind)
 
 
+def random_accumulators(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    return (draw.standard_normal(shape) * 4).astype(RESULT[kind])
+
+
 def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
     if kind in ("s8", "u8"):
         return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
@@ -157,7 +161,7 @@ def case(kind: str, n: int, major_a: str, major_b: str, swizzle_a, swizzle_b, bt
 @pytest.mark.parametrize("majors", [("k", "k"), ("mn", "k"), ("k", "mn"), ("mn", "mn")], ids="".join)
 def test_majors_and_swizzles(wgmma, swizzle, majors):
     image, place_a, place_b, a, b = case("bf16", 64, *majors, swizzle, swizzle)
-    c = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    c = random_accumulators(np.random.default_rng(1), "f32", (64, 64))
     flags = ", ".join("1" if major == "mn" else "0" for major in majors)
     ran, words = wgmma(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", f"1, 1, {flags}", image, place_a, place_b,
@@ -191,8 +195,7 @@ def test_shapes_and_types(wgmma, form, source):
     shape, dtype, atype, btype = form
     n = int(shape[4:].split("k")[0])
     image, place_a, place_b, a, b = case(atype, n, "k", "k", SWIZZLE_128B, SWIZZLE_64B, btype)
-    draw = np.random.default_rng(2)
-    c = (draw.standard_normal((64, n)) * 4).astype(RESULT[dtype])
+    c = random_accumulators(np.random.default_rng(2), dtype, (64, n))
     immediates = "" if dtype == "s32" else "1, -1"
     if atype in ("f16", "bf16"):
         immediates += ", 0, 0" if source == "shared" else ", 0"
