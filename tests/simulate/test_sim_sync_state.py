@@ -336,7 +336,9 @@ class TestGroups:
         assert awaited([one], False, "wait_group 0") == "wait_group 0: 1 operations outstanding, the first store"
         groups = Groups()
         groups.issue(one)
-        assert groups.unfinished() == [one]
+        assert groups.unwaited() == [one]
+        groups.settle([one])
+        assert groups.unwaited() == []
 
 
 class TestReduction:
