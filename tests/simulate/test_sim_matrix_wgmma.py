@@ -282,6 +282,29 @@ def test_a_register_written_after_the_fence(wgmma):
     assert "%d3" in found[0].faults[0].message
 
 
+def test_accumulators_of_another_shape_need_a_fence(wgmma):
+    """The first 16 accumulators of an m64n64k16 in flight, as those of an m64n32k16."""
+    wide = "{" + ", ".join(f"%d{n}" for n in range(32)) + "}"
+    first = f"wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {wide}, %rd20, %rd20, %p7, {IMMEDIATES};"
+    fence = "wgmma.fence.sync.aligned;"
+    (found, *_), _ = faults_of(wgmma, before="setp.ne.u32 %p7, %r1, %r1;", fence=f"{fence} {first}")
+    assert found[0].kinds == {"missing wgmma fence"}
+    (found, *_), _ = faults_of(wgmma, before="setp.ne.u32 %p7, %r1, %r1;", fence=f"{fence} {first} {fence}")
+    assert not found[0].faults
+
+
+def test_a_multiplicand_in_flight(wgmma):
+    """An accumulator as part of A before its wait: it has no value yet."""
+    chained = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%d16, %d17, %d18, %d19}, {%d0, %d1, %d2, %d3}"
+    (found, *_), _ = faults_of(
+        wgmma,
+        before="".join(f"mov.b32 %d{n}, 0;" for n in range(16, 20)),
+        after=f"{chained}, %rd21, %p2, 1, 1, 0; wgmma.commit_group.sync.aligned;",
+    )
+    assert found[0].kinds == {"register used before its operation is complete"}
+    assert "%d0" in found[0].faults[0].message
+
+
 def test_a_copy_after_the_fence_is_let_through(wgmma):
     (found, *_), expected = faults_of(wgmma, fence="wgmma.fence.sync.aligned; mov.b32 %d3, 0;")
     assert not found[0].faults
