@@ -69,16 +69,33 @@ class Case:
         return self.map.address + self.map.span_bytes
 
 
+class GpuError(Exception):
+    """A call of the driver failed."""
+
+
 class Gpu:
     """Runs kernels by the driver API, as the simulator's fixture runs them."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, device: Any) -> None:
         self.driver = driver
+        self._device = device
         self._kernels: dict[str, Any] = {}
+        self.start()
+
+    def start(self) -> None:
+        self.ok(self.driver.cuCtxSetCurrent(self.ok(self.driver.cuDevicePrimaryCtxRetain(self._device))))
+
+    def restart(self) -> None:
+        """A context that works again after a kernel's fault."""
+        self._kernels.clear()
+        self.driver.cuDevicePrimaryCtxRelease(self._device)
+        self.driver.cuDevicePrimaryCtxReset(self._device)
+        self.start()
 
     def ok(self, returned: tuple[Any, ...]) -> Any:
         error, *values = returned
-        assert error == self.driver.CUresult.CUDA_SUCCESS, error
+        if error != self.driver.CUresult.CUDA_SUCCESS:
+            raise GpuError(str(error))
         return values[0] if values else None
 
     def run(self, text: str, buffers: dict[str, np.ndarray[Any, Any]], case: Case) -> dict[str, np.ndarray[Any, Any]]:
@@ -136,11 +153,7 @@ def gpu() -> Iterator[Gpu]:
     _, major = driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
     if major < 9:
         pytest.skip(f"needs compute capability 9 or higher for tensor copies, not {major}")
-    error, context = driver.cuDevicePrimaryCtxRetain(device)
-    assert error == success
-    driver.cuCtxPushCurrent(context)
-    yield Gpu(driver)
-    driver.cuCtxPopCurrent()
+    yield Gpu(driver, device)
     driver.cuDevicePrimaryCtxRelease(device)
 
 
@@ -189,7 +202,11 @@ def contents(size: int, seed: int) -> np.ndarray[Any, Any]:
 
 def compared(gpu: Gpu, text: str, buffers: dict[str, np.ndarray[Any, Any]], case: Case) -> str:
     """What differs, in a line; empty if nothing does."""
-    real = gpu.run(text, buffers, case)
+    try:
+        real = gpu.run(text, buffers, case)
+    except GpuError as error:
+        gpu.restart()
+        return f"{case}: the GPU fails: {error}"
     simulated = run_simulated(text, buffers, parameters(case))
     lines = [f"fault {fault.kind.value}: {fault.message}" for fault in simulated.faults]
     for name, array in real.items():

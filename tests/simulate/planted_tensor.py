@@ -200,11 +200,14 @@ PLANTS: tuple[Plant, ...] = (
         changes={"strict": True},
     ),
     plant(
-        "S used before wait::ld",
+        "S overwritten before wait::ld",
         TENSOR,
-        ("[%r32];\ntcgen05.wait::ld.sync.aligned;", "[%r32];"),
-        finds=F.EARLY_REGISTER,
-        at="add.f32",
+        (
+            "[%r32];\ntcgen05.wait::ld.sync.aligned;",
+            "[%r32];\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r32], {%r10};",
+        ),
+        finds=F.RACE,
+        at="tcgen05.st",
     ),
     plant(
         "P announced before wait::st",

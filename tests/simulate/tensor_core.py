@@ -16,7 +16,7 @@ from tunekit.simulate.matrix import descriptor_sm100
 from tunekit.simulate.matrix.layout import Place, addresses, chunk_addresses
 from tunekit.simulate.program import Program
 from tunekit.simulate.ptx.read import read_module
-from tunekit.simulate.units.tcgen05.state import Allocation, TensorRules, tensor
+from tunekit.simulate.units.tcgen05.state import Allocation, tensor
 
 SHARED = 100 * 1024
 TYPE_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e2m1": 4, "e2m3": 6, "e3m2": 6}
@@ -25,7 +25,9 @@ TYPE_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e2m1": 4, "e2m3": 6, "e3m2": 6}
 class Bench:
     """One cluster that runs `text` (the body of a kernel) in its first CTA's first warp, or in all of them."""
 
-    def __init__(self, text: str, ctas: int = 1, threads: int = 128, shared: int = SHARED, seed: int = 0) -> None:
+    def __init__(
+        self, text: str, ctas: int = 1, threads: int = 128, shared: int = SHARED, seed: int = 0, strict: bool = False
+    ) -> None:
         module = read_module(f"""
             .version 8.8
             .target sm_100a
@@ -43,7 +45,7 @@ class Bench:
         kernel = module.kernels["kernel"]
         self.program = Program.of(module, kernel, shared)
         launch = Launch("kernel", (ctas, 1, 1), (threads, 1, 1), (ctas, 1, 1), shared, {}, ())
-        self.cluster = Cluster(self.program, launch, 0, [], seed=seed)
+        self.cluster = Cluster(self.program, launch, 0, [], seed=seed, strict=strict)
         self.result: ClusterResult | None = None
 
     @property
@@ -110,9 +112,6 @@ class Bench:
             for warp in cta.warps:
                 fragment = warp.fragments[0]
                 fragment.pc, fragment.wait = last, Wait("the first CTA", lambda: self.cta.done, again=True)
-
-    def strict(self) -> None:
-        self.cluster.part(TensorRules).fences = True
 
     def run(self) -> None:
         self.result = self.cluster.run()

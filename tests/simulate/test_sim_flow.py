@@ -131,6 +131,13 @@ def test_a_warp_that_leaves_its_warpgroup_alone(run_ptx, ptx_kernel):
     assert "setmaxnreg.dec" in fault.place.text
 
 
+def test_the_warps_of_a_warpgroup_may_have_a_setmaxnreg_each(run_ptx, ptx_kernel):
+    """As CUTLASS's kernels do, whose warps go separate ways first."""
+    body = """mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra FIRST; setmaxnreg.dec.sync.aligned.u32 40; exit;
+    FIRST: setmaxnreg.dec.sync.aligned.u32 40; exit;"""
+    assert run_ptx(ptx_kernel(body, directives=".reqntid 128, 1, 1"), block=(128, 1, 1)).faults == ()
+
+
 def test_hints_do_nothing(run_ptx, ptx_kernel):
     body = """ld.param.u64 %rd1, [out]; griddepcontrol.wait; prefetch.global.L2 [%rd1]; prefetch.tensormap [%rd1];
     prefetchu.L1 [%rd1]; applypriority.global.L2::evict_normal [%rd1], 128; pmevent 1; nanosleep.u32 20;

@@ -56,6 +56,10 @@ def random_bits(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     return draw.integers(0, 1 << (6 if kind in ("e3m2", "e2m3") else BITS[kind]), shape).astype(np.uint8)
 
 
+def random_accumulators(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    return (draw.standard_normal(shape) * 100).astype(TYPES[kind])
+
+
 def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
     if kind == "f64":
         return bits.view(np.float64)
@@ -159,7 +163,7 @@ def test_every_shape_and_type(multiply, case):
     m, k = int(m), int(rest.split("k")[1])
     draw = np.random.default_rng(k)
     a, b = random_bits(draw, atype, (m, k)), random_bits(draw, btype, (k, 8))
-    c = (draw.standard_normal((m, 8)) * 100).astype(TYPES[ctype])
+    c = random_accumulators(draw, ctype, (m, 8))
     wide = dtype == "f64"
     results = m * 8 // 32 // (2 if dtype == "f16" else 1)
     words = multiply(

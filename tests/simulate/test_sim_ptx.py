@@ -254,6 +254,14 @@ def test_a_loc_may_name_a_label_that_is_nowhere():
     assert kernel.instructions[0].source == ("file 1", 3)
 
 
+def test_a_vector_register_is_its_elements():
+    kernel = kernel_of("{ .reg .v2 .b32 ab<2>; mov.b32 ab1.y, 7; mov.b64 %rd1, ab1; }\nret;")
+    first, second = (operand for operand in kernel.instructions[1].operands[1].items)
+    assert (first, second) == (Register("ab1.x@1"), Register("ab1.y@1"))
+    assert kernel.instructions[0].operands[0] == second
+    assert kernel.registers["ab1.y@1"] == 32
+
+
 def test_ranges_of_registers_and_their_widths():
     kernel = kernel_of(".reg .b16 %rs<3>, h; .reg .b128 %q; .reg .f32 a, b;\nret;")
     widths = {name: kernel.registers[name] for name in ("%p7", "%rs2", "h", "%q", "b", "%r39")}
@@ -275,7 +283,7 @@ def test_ranges_of_registers_and_their_widths():
         ("@%r1+ ret;", "expected an instruction, found '+'"),
         ("@7 ret;", "expected a name, found '7'"),
         ("mov.b32 %r1, 089;", "'089' is no number"),
-        (".reg .v4 .f32 acc;", "vector registers are not read"),
+        (".reg .v8 .f32 acc;", "a register has no 8 elements"),
         (".reg .b24 x;", "'.b24' is no type of a register"),
         (".reg .b32 %r1;", "'%r1' is declared twice in one scope"),
         (".shared .b8 x[4] = {1,2,3,4,5};", "x has 4 bytes and an initialiser of 5"),

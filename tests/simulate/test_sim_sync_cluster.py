@@ -96,7 +96,9 @@ class TestAddresses:
         assert (out[1] == [0, 0, 1, 1]).all()
 
     def test_no_such_cta(self, execute: Run) -> None:
-        assert "cta 5 of a cluster with 2" in messages(execute("mapa.shared::cluster.u32 %r20, %r9, 5;"))
+        away = "mapa.shared::cluster.u32 %r20, %r9, 5;"
+        assert not messages(execute(away))
+        assert kinds(execute(away + "st.shared::cluster.u32 [%r20], %r1;")) == {"out of bounds"}
 
 
 class TestRemoteMemory:

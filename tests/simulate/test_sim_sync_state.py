@@ -177,9 +177,14 @@ class TestMbarriers:
         one = self.made(table, content, 0x480, 1, reports)
         self.made(table, content, 0x488, 1, reports)
         one.expect_tx(4096, reports)
-        (line,) = table.leftovers()
+        ((line, wrong),) = table.leftovers()
         assert line.startswith("mbarrier at shared 0x480 (phase 0) at the CTA's exit")
         assert "4096 bytes of transactions" in line
+        assert not wrong
+        one.complete_tx(5000, None, reports)
+        ((line, wrong),) = table.leftovers()
+        assert "904 bytes more completed than expected" in line
+        assert wrong
 
 
 class Warps(dict[int, int]):
@@ -331,7 +336,9 @@ class TestGroups:
         assert awaited([one], False, "wait_group 0") == "wait_group 0: 1 operations outstanding, the first store"
         groups = Groups()
         groups.issue(one)
-        assert groups.unfinished() == [one]
+        assert groups.unwaited() == [one]
+        groups.settle([one])
+        assert groups.unwaited() == []
 
 
 class TestReduction:

@@ -28,10 +28,8 @@ BAR = "bar.sync 1;"
 
 def run(text: str, *, seed: int = 0, strict: bool = False, written: bool = True, tensor_a: bool = True) -> Bench:
     """Four warps run `text`; A and B are ones in shared memory, A is ones in tensor memory too."""
-    bench = Bench(f"{INIT} {text}", seed=seed)
+    bench = Bench(f"{INIT} {text}", seed=seed, strict=strict)
     bench.allocate()
-    if strict:
-        bench.strict()
     shape = shape_of("f16", 128, 16, "bf16", "bf16")
     ones = np.full((128, 16), 0x3F80, np.uint16)
     places = Place(A_AT, 16, 1024, SWIZZLE_128B), Place(B_AT, 16, 1024, SWIZZLE_128B)

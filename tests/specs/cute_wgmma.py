@@ -1,6 +1,6 @@
 """One matrix product on wgmma, D = A B^T, with every operand type, major and swizzle that CuTeDSL writes.
 
-Operands are passed as words, [rows, 32], that hold numbers of type `operand`. ``cute_wgmma`` draws normally
+Operands are passed as words, [rows, 32], that hold numbers of the type `operand`. ``cute_wgmma`` draws normally
 distributed ones; ``cute_wgmma_whole`` small integers, so that every sum is exact and any hardware agrees to the bit.
 """
 
@@ -9,30 +9,31 @@ from __future__ import annotations
 from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tolerance, Tunable
 
 ROWS, ROW_WORDS = 64, 32
-# The largest whole number drawn: exact in the type.
-LARGEST = {"bfloat16": 8, "float16": 8, "float8_e4m3fn": 4, "float8_e5m2": 4, "int8": 8}
+# The axis `operand`: a type, and the largest whole number drawn, exact in it.
+OPERANDS = {1: ("bfloat16", 8), 2: ("float16", 8), 3: ("float8_e4m3fn", 4), 4: ("float8_e5m2", 4), 5: ("int8", 8)}
+NARROW = 3  # from here on, 8 bits
 
 
 def elements(data, operand):
     """The numbers in the words, as float64."""
     import torch
 
-    return data.cpu().view(getattr(torch, operand)).to(torch.float64)
+    return data.cpu().view(getattr(torch, OPERANDS[operand][0])).to(torch.float64)
 
 
 def draw(problem, generator, device, whole):
     import torch
 
-    dtype = getattr(torch, problem.operand)
+    name, largest = OPERANDS[problem.operand]
+    dtype = getattr(torch, name)
     found = {}
-    for name, rows in (("a", ROWS), ("b", problem.n)):
+    for tensor, rows in (("a", ROWS), ("b", problem.n)):
         shape = (rows, 4 * ROW_WORDS // dtype.itemsize)
-        if whole or problem.operand == "int8":
-            largest = LARGEST[problem.operand]
+        if whole or name == "int8":
             numbers = torch.randint(-largest, largest + 1, shape, generator=generator, device=device).float()
         else:
             numbers = torch.randn(shape, generator=generator, device=device)
-        found[name] = numbers.to(dtype).contiguous().view(torch.int32)
+        found[tensor] = numbers.to(dtype).contiguous().view(torch.int32)
     return found
 
 
@@ -43,7 +44,7 @@ def reference(problem, given):
 def build(b):
     from .cute_wgmma_kernel import Product, fake_args
 
-    return Product(operand=b.problem.operand, n=b.problem.n, **b.tunables), fake_args(b.problem.n)
+    return Product(operand=OPERANDS[b.problem.operand][0], n=b.problem.n, **b.tunables), fake_args(b.problem.n)
 
 
 def spec(name, whole):
@@ -51,7 +52,7 @@ def spec(name, whole):
         name=name,
         version=1,
         axes=(
-            Axis("operand", kind="dtype", values=tuple(LARGEST), static=True, default="bfloat16"),
+            Axis("operand", values=tuple(OPERANDS), static=True, default=1),
             Axis("n", values=(8, 64, 256), static=True, default=64),
         ),
         signature=(
@@ -74,8 +75,8 @@ def spec(name, whole):
                         "majors",
                         "8-bit operands and those in registers are K-major",
                         lambda v: (
-                            (v.a_major == "K" or (v.operand in ("bfloat16", "float16") and v.a_source == "SMEM"))
-                            and (v.b_major == "K" or v.operand in ("bfloat16", "float16"))
+                            (v.a_major == "K" or (v.operand < NARROW and v.a_source == "SMEM"))
+                            and (v.b_major == "K" or v.operand < NARROW)
                         ),
                     ),
                     Constraint(

@@ -47,7 +47,7 @@ class Product:
         thread, _, _ = cute.arch.thread_idx()
         smem = SmemAllocator()
         shared = []
-        for tensor, rows, kind in ((a, ROWS, self.kinds[0]), (b, self.n, self.kinds[1])):
+        for rows, kind in ((ROWS, self.kinds[0]), (self.n, self.kinds[1])):
             atom = warpgroup.make_smem_layout_atom(kind, self.dtype)
             layout = cute.tile_to_shape(atom, (rows, self.k), (0, 1))
             tile = smem.allocate_tensor(self.dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)

@@ -19,6 +19,9 @@ from tunekit.simulate.ptx.tokens import Tokens, is_identifier
 # PTX ISA, pragma strings: which bytes of the load that follows are used, one bit each.
 _USED_BYTES = re.compile(r'"used_bytes_mask (0x[0-9a-fA-F]+)"')
 
+# The elements of a vector register (PTX ISA 6.4.2). Their other names, .r .g .b .a, are seen in no compiler's output.
+_ELEMENTS = ("x", "y", "z", "w")
+
 
 @dataclass
 class Scope:
@@ -129,15 +132,23 @@ class BodyReader:
             raise self._tokens.error(f"'{name}' is declared twice in one scope")
         scope.names[name] = operand
 
+    def _register(self, scope: Scope, name: str, bits: int) -> Register:
+        register = Register(name + scope.suffix)
+        self._declare(scope, name, register)
+        self._registers[register.name] = bits
+        return register
+
     def _directive(self, scope: Scope) -> None:
         tokens = self._tokens
         word = tokens.word
         if word == ".reg":
             tokens.take()
-            for name, bits in registers(tokens):
-                unique = name + scope.suffix
-                self._declare(scope, name, Register(unique))
-                self._registers[unique] = bits
+            for name, bits, elements in registers(tokens):
+                if elements == 1:
+                    self._register(scope, name, bits)
+                else:
+                    items = [self._register(scope, f"{name}.{part}", bits) for part in _ELEMENTS[:elements]]
+                    self._declare(scope, name, Vector(tuple(items)))
             tokens.expect(";")
         elif word in SPACES:
             space = tokens.take()[1:]

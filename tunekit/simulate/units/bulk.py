@@ -124,18 +124,12 @@ def _to_global(w: Warp, one: Lanes, form: _Form, source: Place, to: int, length:
     if not targets:
         return
     target = targets[0]
-    cluster, cta = w.cta.cluster, w.cta
+    cluster = w.cta.cluster
     operation, reading, writing = w.part(BulkGroups).begin(one.bits, what)
     writing.strong = form.update is not None
     kept = np.array([k for k in range(length) if mask >> (k % UNIT_BYTES) & 1], dtype=np.int64)
 
     def act() -> None:
-        if cta.done:
-            w.fault(
-                FaultKind.UNFINISHED,
-                f"{what} reads the shared memory of a CTA that has exited without waiting for it",
-                instruction=reading.site[1],
-            )
         data = source.region.read(source.offsets, length, reading)
         operation.read = True
         if form.update is not None:

@@ -30,11 +30,9 @@ _F8F6F4 = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 def _legal(m: int, n: int, k: int, types: tuple[str, str, str, str], mixed: bool) -> bool:
     dtype, atype, btype, ctype = types
-    if (
-        n != 8
-        or dtype != ctype
-        or k not in (_K_OF_16 if m == 16 else _K_OF_8 if m == 8 else {}).get(ELEMENT_BITS.get(atype, 0), ())
-    ):
+    by_bits = _K_OF_16 if m == 16 else _K_OF_8 if m == 8 else {}
+    depths = by_bits.get(ELEMENT_BITS.get(atype, 0), ())
+    if n != 8 or dtype != ctype or k not in depths:
         return False
     if atype in INTEGERS:
         return btype in INTEGERS and ELEMENT_BITS[atype] == ELEMENT_BITS[btype] and dtype == "s32"

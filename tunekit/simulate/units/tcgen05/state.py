@@ -14,22 +14,8 @@ from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.tensor_memory import COLUMNS, LANES, TensorMemory
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cluster import Cluster
     from tunekit.simulate.cta import Cta
     from tunekit.simulate.warp import Warp
-
-
-class TensorRules:
-    """How strictly a cluster's tcgen05 instructions are held to the ISA.
-
-    fences: demand tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation of threads
-    (9.7.16.6.4). CUTLASS and what is built on it leave them out where the operation before has completed (a
-    tcgen05.wait, or a commit that was waited for) and the mbarrier wait acquires, and run correctly; so it is off
-    unless asked for. Waits and commits are always demanded.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.fences = cluster.strict
 
 
 @dataclass(frozen=True)
@@ -113,6 +99,11 @@ class WarpTensor:
     """The asynchronous tcgen05 work of one warp: loads, stores, and what goes down the tensor core's pipe.
 
     relied: what the pipe's operations so far rely on, without the warp's own work, which they don't complete.
+
+    The ISA asks for tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation of threads
+    (9.7.16.6.4). CUTLASS and what is built on it leave them out where the operation before has completed (a
+    tcgen05.wait, or a commit that was waited for) and the mbarrier wait acquires, and run correctly; so they are
+    demanded in the strict mode only. Waits and commits are always demanded.
     """
 
     def __init__(self, w: Warp) -> None:
@@ -122,7 +113,6 @@ class WarpTensor:
         self.stores = order.agent(f"{w.agent.name} tcgen05.st", "tensor")
         self.pipe = order.agent(f"{w.agent.name} tcgen05 pipe", "tensor")
         self.relied: Knowledge | None = None
-        self._fences = w.cta.cluster.part(TensorRules)
 
     def access(self, agent: Agent, instruction: Instruction) -> Access:
         """An access to tensor memory by `agent`, relying on what the warp's tcgen05 instructions may rely on now."""
@@ -130,7 +120,7 @@ class WarpTensor:
         known.room(self._w.cta.cluster.order.capacity)
         # A tcgen05 fence orders also across synchronisation that is relaxed, which teaches nothing else.
         happened = np.maximum(known.rows[HAPPENED], known.rows[TENSOR])
-        relied = known.rows[TENSOR].copy() if self._fences.fences else happened
+        relied = known.rows[TENSOR].copy() if self._w.cta.cluster.strict else happened
         for row in (happened, relied):
             # Its own earlier operations go first: the pipe is one, and each ld and st is checked against the others
             # of its kind only through what they touch.
