@@ -54,7 +54,7 @@ def test_a_part_of_a_grid(ptx_kernel):
 
 @pytest.mark.parametrize(
     ("text", "chosen"),
-    [("all", (0, 1, 2, 3, 4, 5, 6, 7)), ("first", (0,)), ("0-2,5", (0, 1, 2, 5)), (" 3 , 1", (1, 3))],
+    [("all", (0, 1, 2, 3, 4, 5, 6, 7)), ("first", (0,)), ("sample", (0, 2, 4, 7)), ("0-2,5", (0, 1, 2, 5)), (" 3 , 1", (1, 3))],
 )
 def test_choosing_ctas(text, chosen):
     assert selected(text, 8) == chosen

@@ -44,7 +44,7 @@ EXIT_NOT_MODELLED = 3
     metavar="LIST",
     default="all",
     show_default=True,
-    help="Which CTAs: 0-3,7 or first or all. The results are compared on what they write.",
+    help="Which CTAs: 0-3,7 or first, sample (four) or all. The results are compared on what they write.",
 )
 @click.option(
     "--jobs",

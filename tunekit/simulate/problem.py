@@ -19,7 +19,7 @@ from tunekit.simulate.job import Simulation, SimulationJob
 from tunekit.simulate.launch.arguments import Buffer, CallArguments, arguments_of
 from tunekit.simulate.launch.capture import LaunchError, capture
 from tunekit.simulate.ptx.read import read_module
-from tunekit.simulate.run import simulate
+from tunekit.simulate.run import clusters_of, simulate
 from tunekit.spec import load_spec
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
         return Simulation(None, status=Status.LAUNCH_ERROR, failure=str(error))
     prepared = time.monotonic()
     figures = Figures()
-    partial = job.ctas != "all"
 
     def look(seed: int) -> str:
         phase("check", f"results of schedule seed={seed}")
         outputs = arguments.outputs()
+        partial = clusters_of(launches[0], None) != clusters_of(launches[0], job.ctas) if len(launches) == 1 else False
         written = {name: _written(arguments, name) for name in outputs} if partial else None
         return judge(spec, job.problem, outputs, wanted, unwritten, figures, written) or ""
 

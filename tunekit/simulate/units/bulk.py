@@ -129,19 +129,23 @@ def _to_global(w: Warp, one: Lanes, form: _Form, source: Place, to: int, length:
     writing.strong = form.update is not None
     kept = np.array([k for k in range(length) if mask >> (k % UNIT_BYTES) & 1], dtype=np.int64)
 
-    def act() -> None:
+    def read() -> None:
         data = source.region.read(source.offsets, length, reading)
         operation.read = True
-        if form.update is not None:
-            with cluster.lock:
-                _reduce(form.update, target, data, writing)
-        elif kept.size == length:
-            target.region.write(target.offsets, data, writing)
-        else:
-            target.region.write(target.offsets[:, None] + kept, data[:, kept, None], writing)
-        operation.done = True
 
-    cluster.engine.submit(act, None, what)
+        def write() -> None:
+            if form.update is not None:
+                with cluster.lock:
+                    _reduce(form.update, target, data, writing)
+            elif kept.size == length:
+                target.region.write(target.offsets, data, writing)
+            else:
+                target.region.write(target.offsets[:, None] + kept, data[:, kept, None], writing)
+            operation.done = True
+
+        cluster.engine.submit(write, None, what)
+
+    cluster.engine.submit(read, None, what)
 
 
 def _to_shared(
