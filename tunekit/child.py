@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,20 @@ class Child:
     `arguments` and two file descriptors, ``--reply`` for its messages and ``--life`` for
     `die_with_parent`. It reads requests from stdin, a JSON object a line, and writes messages: once
     ``{"ready": ...}`` or ``{"error": {"message": ...}}``; then for each request any number of
-    ``{"phase", "variant", "doing"}`` and one ``{"reply": ...}``.
+    ``{"phase", "variant", "doing"}`` and one ``{"reply": ...}``. `on_phase` hears phase and doing.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], limits_s: Mapping[str, float], what: str) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        limits_s: Mapping[str, float],
+        what: str,
+        on_phase: Callable[[str, str], None] | None = None,
+    ) -> None:
         self._limits_s = limits_s
         self._what = what
+        self._on_phase = on_phase
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the child; see close()
         self._buffer = b""
         self.at = Progress()
@@ -122,6 +130,8 @@ class Child:
                 reply: dict[str, Any] = message["reply"]
                 return reply
             self.at = Progress(message["phase"], message["variant"], message["doing"])
+            if self._on_phase is not None:
+                self._on_phase(self.at.phase, self.at.doing)
 
     def _next(self, limit_s: float) -> dict[str, Any]:
         """The next message, within `limit_s`."""

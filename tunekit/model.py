@@ -103,6 +103,7 @@ class Status(str, Enum):
     RUN_TIMEOUT = "run_timeout"
     DEVICE_FAULT = "device_fault"
     KNOWN_BAD = "known_bad"
+    NOT_MODELLED = "not_modelled"
 
     def __str__(self) -> str:
         return self.value
@@ -113,6 +114,7 @@ class Stage(str, Enum):
 
     PROBE = "probe"
     COMPILE = "compile"
+    SIMULATE = "simulate"
     VERIFY = "verify"
     MEASURE = "measure"
 

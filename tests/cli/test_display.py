@@ -89,6 +89,7 @@ def test_the_command_to_reproduce_fits_the_stage_that_failed():
     problem = Values(rows=8)
     of = {
         Stage.COMPILE: "tunekit compile",
+        Stage.SIMULATE: "tunekit simulate",
         Stage.VERIFY: "tunekit sweep",
         Stage.MEASURE: "tunekit sweep",
         Stage.PROBE: "tunekit probe",

@@ -63,6 +63,7 @@ def run(
     shared: int = 0,
     seed: int = 0,
     unwritten: Sequence[str] = (),
+    strict: bool = False,
 ) -> Ran:
     """Runs the module's first kernel over the whole grid, in this process.
 
@@ -93,7 +94,7 @@ def run(
     results = []
     ctas = cluster[0] * cluster[1] * cluster[2]
     for number in range(grid[0] * grid[1] * grid[2] // ctas):
-        result = Cluster(program, launch, number, made, seed=seed).run()
+        result = Cluster(program, launch, number, made, seed=seed, strict=strict).run()
         faults.merge(result.faults)
         results.append(result)
     out = {

@@ -272,6 +272,25 @@ def test_a_forked_worker_writes_into_the_same_memory():
     assert buffers.initialised_of(y).tolist() == buffers.written_of(y).tolist() == [False, False, True] + [False] * 5
 
 
+def test_addresses_are_the_same_in_every_run():
+    code = (
+        "from tunekit.simulate.launch.arguments import Buffers, Wanted\n"
+        "print([Buffers([Wanted('y', 'int8', (9,))])['y'].address for _ in range(3)])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    runs = [subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) for _ in range(2)]
+    first, *later = json.loads(runs[0])
+    assert runs[0] == runs[1]
+    assert later == [first, first]  # each was unmapped with its last view
+
+
+def test_memory_outlives_its_buffers_while_it_is_viewed():
+    view = Buffers([Wanted("x", "int32", (3,), data=np.arange(3, dtype=np.int32))]).memory
+    other = Buffers([Wanted("y", "int32", (3,))])
+    assert view.ctypes.data != other.base
+    assert view.view(np.int32)[GUARD_BYTES // 4 :][:3].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [

@@ -15,7 +15,8 @@ BITS |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4}
 
 CASES = [
     # shape, D, A, B, C, further modifiers
-    *[("m16n8k16", d, "f16", "f16", c, "") for d in ("f16", "f32") for c in ("f16", "f32")],
+    ("m16n8k16", "f32", "f16", "f16", "f32", ""),
+    ("m16n8k16", "f16", "f16", "f16", "f16", ""),
     ("m16n8k8", "f32", "f16", "f16", "f32", ""),
     ("m16n8k8", "f16", "f16", "f16", "f16", ""),
     ("m16n8k16", "f32", "bf16", "bf16", "f32", ""),
@@ -53,6 +54,10 @@ def random_bits(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     if kind == "e2m1":
         return (draw.integers(0, 16, shape) << 2).astype(np.uint8)
     return draw.integers(0, 1 << (6 if kind in ("e3m2", "e2m3") else BITS[kind]), shape).astype(np.uint8)
+
+
+def random_accumulators(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    return (draw.standard_normal(shape) * 100).astype(TYPES[kind])
 
 
 def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
@@ -137,7 +142,11 @@ def multiply(run_ptx, ptx_kernel):
             else:
                 body += f"st.global.b32 [%rd2+{128 * n}], %v{ends[3] + n};\n"
         ran = run_ptx(
-            ptx_kernel(body + "ret;", ".param .u64 p0, .param .u64 p1"),
+            ptx_kernel(
+                body + "ret;",
+                ".param .u64 p0, .param .u64 p1",
+                target="sm_120a" if "f8f6f4" in dotted else "sm_90a",
+            ),
             {"in": np.concatenate([a, b, c]), "out": np.zeros((results * step, 32), dtype=np.uint32)},
             ["in", "out"],
         )
@@ -154,7 +163,7 @@ def test_every_shape_and_type(multiply, case):
     m, k = int(m), int(rest.split("k")[1])
     draw = np.random.default_rng(k)
     a, b = random_bits(draw, atype, (m, k)), random_bits(draw, btype, (k, 8))
-    c = (draw.standard_normal((m, 8)) * 100).astype(TYPES[ctype])
+    c = random_accumulators(draw, ctype, (m, 8))
     wide = dtype == "f64"
     results = m * 8 // 32 // (2 if dtype == "f16" else 1)
     words = multiply(

@@ -25,6 +25,10 @@ def random_bits(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     return formats.encode(draw.standard_normal(shape).astype(np.float32), kind)
 
 
+def random_accumulators(draw, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    return (draw.standard_normal(shape) * 4).astype(RESULT[kind])
+
+
 def numbers(bits: np.ndarray, kind: str) -> np.ndarray:
     if kind in ("s8", "u8"):
         return bits.view(np.int8 if kind == "s8" else np.uint8).astype(np.float64)
@@ -157,7 +161,7 @@ def case(kind: str, n: int, major_a: str, major_b: str, swizzle_a, swizzle_b, bt
 @pytest.mark.parametrize("majors", [("k", "k"), ("mn", "k"), ("k", "mn"), ("mn", "mn")], ids="".join)
 def test_majors_and_swizzles(wgmma, swizzle, majors):
     image, place_a, place_b, a, b = case("bf16", 64, *majors, swizzle, swizzle)
-    c = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    c = random_accumulators(np.random.default_rng(1), "f32", (64, 64))
     flags = ", ".join("1" if major == "mn" else "0" for major in majors)
     ran, words = wgmma(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", f"1, 1, {flags}", image, place_a, place_b,
@@ -191,8 +195,7 @@ def test_shapes_and_types(wgmma, form, source):
     shape, dtype, atype, btype = form
     n = int(shape[4:].split("k")[0])
     image, place_a, place_b, a, b = case(atype, n, "k", "k", SWIZZLE_128B, SWIZZLE_64B, btype)
-    draw = np.random.default_rng(2)
-    c = (draw.standard_normal((64, n)) * 4).astype(RESULT[dtype])
+    c = random_accumulators(np.random.default_rng(2), dtype, (64, n))
     immediates = "" if dtype == "s32" else "1, -1"
     if atype in ("f16", "bf16"):
         immediates += ", 0, 0" if source == "shared" else ", 0"
@@ -277,6 +280,29 @@ def test_a_register_written_after_the_fence(wgmma):
     (found, *_), _ = faults_of(wgmma, fence="wgmma.fence.sync.aligned; add.s32 %d3, %d3, 0;")
     assert found[0].kinds == {"missing wgmma fence"}
     assert "%d3" in found[0].faults[0].message
+
+
+def test_accumulators_of_another_shape_need_a_fence(wgmma):
+    """The first 16 accumulators of an m64n64k16 in flight, as those of an m64n32k16."""
+    wide = "{" + ", ".join(f"%d{n}" for n in range(32)) + "}"
+    first = f"wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {wide}, %rd20, %rd20, %p7, {IMMEDIATES};"
+    fence = "wgmma.fence.sync.aligned;"
+    (found, *_), _ = faults_of(wgmma, before="setp.ne.u32 %p7, %r1, %r1;", fence=f"{fence} {first}")
+    assert found[0].kinds == {"missing wgmma fence"}
+    (found, *_), _ = faults_of(wgmma, before="setp.ne.u32 %p7, %r1, %r1;", fence=f"{fence} {first} {fence}")
+    assert not found[0].faults
+
+
+def test_a_multiplicand_in_flight(wgmma):
+    """An accumulator as part of A before its wait: it has no value yet."""
+    chained = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%d16, %d17, %d18, %d19}, {%d0, %d1, %d2, %d3}"
+    (found, *_), _ = faults_of(
+        wgmma,
+        before="".join(f"mov.b32 %d{n}, 0;" for n in range(16, 20)),
+        after=f"{chained}, %rd21, %p2, 1, 1, 0; wgmma.commit_group.sync.aligned;",
+    )
+    assert found[0].kinds == {"register used before its operation is complete"}
+    assert "%d0" in found[0].faults[0].message
 
 
 def test_a_copy_after_the_fence_is_let_through(wgmma):

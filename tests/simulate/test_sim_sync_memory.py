@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tunekit.simulate.launch.arguments import Buffers, Wanted
+from tunekit.simulate.launch.launch import Launch
+from tunekit.simulate.ptx.read import read_module
+from tunekit.simulate.run import simulate
 
 Run = Callable[..., Any]
 Text = Callable[..., str]
@@ -184,12 +190,6 @@ class TestLoadStore:
 
 
 class TestAtomics:
-    def atomics(self, execute: Run, body: str, out: np.ndarray, **more: Any) -> Any:
-        """A kernel whose %rd5 is the first word of `out`."""
-        return execute(
-            "ld.param.u64 %rd5, [out]; ld.global.b32 %r2, [%rd1];" + body, more.pop("given", words(128)), out, **more
-        )
-
     def test_add_by_all_lanes(self, run_ptx: Run, ptx_kernel: Text) -> None:
         text = ptx_kernel(
             "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; atom.global.add.u32 %r2, [%rd1], %r1; "
@@ -283,6 +283,51 @@ class TestAtomics:
         assert list(ran.buffers["out"].view(np.float32)[:2]) == [32.0, 64.0]
         assert ran.buffers["out"][2] == 0x42004200
 
+    def test_wide_and_narrow_swaps(self, run_ptx: Run, ptx_kernel: Text) -> None:
+        text = ptx_kernel(
+            """
+            ld.param.u64 %rd1, [out];
+            mov.u32 %r1, %tid.x;
+            setp.ne.u32 %p1, %r1, 0;
+            @%p1 ret;
+            .reg .b128 %a;
+            .reg .b128 %b;
+            ld.global.b128 %a, [%rd1];
+            atom.global.exch.b128 %b, [%rd1+16], %a;
+            st.global.b128 [%rd1+32], %b;
+            atom.global.cas.b128 %b, [%rd1], %a, %b;
+            atom.global.cas.b16 %rs1, [%rd1+48], 3, 4;
+            st.global.u16 [%rd1+50], %rs1;
+            ret;
+            """,
+            ".param .u64 out",
+        )
+        given = words(16)
+        given[12] = 3
+        ran = run_ptx(text, {"out": given}, ("out",))
+        assert not ran.faults
+        out = ran.buffers["out"]
+        assert (out[4:8] == given[:4]).all()
+        assert (out[8:12] == given[4:8]).all()
+        assert (out[:4] == given[4:8]).all()
+        assert out[12] == 3 << 16 | 4
+
+    def test_half_vectors(self, run_ptx: Run, ptx_kernel: Text) -> None:
+        text = ptx_kernel(
+            """
+            ld.param.u64 %rd1, [out];
+            ld.global.v4.b16 {%rs1, %rs2, %rs3, %rs4}, [%rd1+8];
+            atom.global.v4.f16.max.noftz {%rs5, %rs6, %rs7, %rs8}, [%rd1], {%rs1, %rs2, %rs3, %rs4};
+            red.global.v2.f16x2.add.noftz [%rd1+16], {%r1, %r2};
+            ret;
+            """.replace("{%r1, %r2}", "{%r1, %r1}").replace("ld.param", "mov.b32 %r1, 0x3c003c00; ld.param"),
+            ".param .u64 out",
+        )
+        given = np.arange(12, dtype=np.float16)
+        ran = run_ptx(text, {"out": given}, ("out",))
+        assert not ran.faults
+        assert list(ran.buffers["out"]) == [4, 5, 6, 7, 4, 5, 6, 7, 40, 41, 42, 43]
+
     def test_f32_subnormals_flush_in_global_memory(self, run_ptx: Run, ptx_kernel: Text) -> None:
         text = ptx_kernel(
             "ld.param.u64 %rd1, [out]; mov.b32 %r1, 1; mov.u32 %r2, %tid.x; setp.eq.u32 %p1, %r2, 0;"
@@ -300,6 +345,45 @@ class TestAtomics:
         )
         ran = run_ptx(text, {"out": np.zeros(1, np.uint32)}, ("out",), block=(64, 1, 1))
         assert ran.kinds == {"data race"}
+
+
+class TestSpinning:
+    @pytest.mark.parametrize(
+        "try_", ["atom.global.cas.b32 %r2, [%rd1], 0, 1;", "ld.relaxed.gpu.global.u32 %r2, [%rd1];"]
+    )
+    def test_a_lock_that_nobody_frees(
+        self, run_ptx: Run, ptx_kernel: Text, monkeypatch: pytest.MonkeyPatch, try_: str
+    ) -> None:
+        monkeypatch.setattr("tunekit.simulate.cluster.STILL_INSTRUCTIONS", 2000)
+        text = ptx_kernel(
+            f"ld.param.u64 %rd1, [out]; S: {try_} setp.ne.u32 %p1, %r2, 0; @%p1 bra S; ret;", ".param .u64 out"
+        )
+        assert run_ptx(text, {"out": np.ones(1, np.uint32)}, ("out",)).kinds == {"livelock"}
+
+    def test_a_lock(self, run_ptx: Run, ptx_kernel: Text) -> None:
+        """Each warp's first lane adds to an ordinary variable under a spin lock."""
+        text = ptx_kernel(
+            """
+            ld.param.u64 %rd1, [out];
+            mov.u32 %r1, %tid.x;
+            and.b32 %r1, %r1, 31;
+            setp.ne.u32 %p1, %r1, 0;
+            @%p1 ret;
+            S: atom.acquire.gpu.global.cas.b32 %r2, [%rd1], 0, 1;
+            setp.ne.u32 %p2, %r2, 0;
+            @%p2 bra S;
+            ld.global.u32 %r3, [%rd1+4];
+            add.u32 %r3, %r3, 1;
+            st.global.u32 [%rd1+4], %r3;
+            st.release.gpu.global.u32 [%rd1], 0;
+            ret;
+            """,
+            ".param .u64 out",
+        )
+        for seed in range(4):
+            ran = run_ptx(text, {"out": np.zeros(2, np.uint32)}, ("out",), block=(256, 1, 1), seed=seed)
+            assert not ran.faults
+            assert list(ran.buffers["out"]) == [0, 8]
 
 
 class TestFlags:
@@ -398,3 +482,27 @@ class TestFlags:
             ran = run_ptx(kernel, {"out": np.zeros(1, np.uint32)}, ("out",), block=(64, 1, 1), seed=seed)
             assert not ran.faults
             assert ran.buffers["out"][0] == 42
+
+
+def test_atomics_of_several_processes(ptx_kernel: Text) -> None:
+    """Eight CTAs in two processes add to one word, which starts at 0."""
+    text = ptx_kernel(
+        """
+        ld.param.u64 %rd1, [out];
+        mov.u32 %r1, 0;
+        AGAIN:
+        atom.global.add.u32 %r2, [%rd1], 1;
+        red.global.max.u32 [%rd1+4], %r2;
+        add.u32 %r1, %r1, 1;
+        setp.lt.u32 %p1, %r1, 20;
+        @%p1 bra AGAIN;
+        ret;
+        """,
+        ".param .u64 out",
+    )
+    buffers = Buffers([Wanted("out", "uint32", (2,), data=np.zeros(2, np.uint32), output=True)])
+    launch = Launch("kernel", (8, 1, 1), (32, 1, 1), (1, 1, 1), 0, {}, (struct.pack("<Q", buffers["out"].address),))
+    report = simulate(launch, read_module(text), buffers, jobs=2)
+    assert report.ok
+    total = 8 * 32 * 20
+    assert list(buffers.bytes_of(buffers["out"]).view(np.uint32)) == [total, total - 1]

@@ -10,6 +10,7 @@ from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.groups import Groups, Operation, awaited
 from tunekit.simulate.mbarrier import COUNT_LIMIT, Mbarrier, Mbarriers, pending_count
 from tunekit.simulate.order import HAPPENED, Knowledge
+from tunekit.simulate.reduction import combine, supports
 
 FULL = 0xFFFF_FFFF
 
@@ -176,9 +177,14 @@ class TestMbarriers:
         one = self.made(table, content, 0x480, 1, reports)
         self.made(table, content, 0x488, 1, reports)
         one.expect_tx(4096, reports)
-        (line,) = table.leftovers()
+        ((line, wrong),) = table.leftovers()
         assert line.startswith("mbarrier at shared 0x480 (phase 0) at the CTA's exit")
         assert "4096 bytes of transactions" in line
+        assert not wrong
+        one.complete_tx(5000, None, reports)
+        ((line, wrong),) = table.leftovers()
+        assert "904 bytes more completed than expected" in line
+        assert wrong
 
 
 class Warps(dict[int, int]):
@@ -330,4 +336,55 @@ class TestGroups:
         assert awaited([one], False, "wait_group 0") == "wait_group 0: 1 operations outstanding, the first store"
         groups = Groups()
         groups.issue(one)
-        assert groups.unfinished() == [one]
+        assert groups.unwaited() == [one]
+        groups.settle([one])
+        assert groups.unwaited() == []
+
+
+class TestReduction:
+    def test_bf16_rounds_once(self) -> None:
+        """Every pair of 4,000 random bf16 values against the sum in float64, rounded to nearest even."""
+        bits = np.random.default_rng(1).integers(0, 2**16, (2, 4000), dtype=np.uint16)
+        old, value = bits
+        with np.errstate(invalid="ignore"):
+            exact = (old.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+            exact = exact + (value.astype(np.uint32) << 16).view(np.float32)
+        got = combine("add", "bf16", old, value)
+        number = (got.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        nan = np.isnan(exact)
+        assert (got[nan] == 0x7FFF).all()
+        finite = np.isfinite(exact) & np.isfinite(number)
+        spacing = np.maximum(2.0 ** (np.floor(np.log2(np.maximum(np.abs(number[finite]), 1e-300))) - 7), 2.0**-133)
+        error = np.abs(number[finite] - exact[finite])
+        assert (error <= spacing / 2).all()
+        tie = error == spacing / 2
+        assert (got[finite][tie] & 1 == 0).all()
+
+    def test_min_and_max_prefer_numbers_to_nan(self) -> None:
+        nan = np.array([np.nan], np.float16)
+        one = np.array([1], np.float16)
+        assert combine("min", "f16", nan, one)[0] == 1
+        assert combine("max", "f16", one, nan)[0] == 1
+
+    def test_subnormals(self) -> None:
+        tiny = np.array([1], np.uint32).view(np.float32)
+        zero = np.zeros(1, np.float32)
+        assert combine("add", "f32", tiny, zero)[0] == tiny[0]
+        assert combine("add", "f32", tiny, zero, flush=True)[0] == 0
+        assert np.signbit(combine("add", "f32", -tiny, -zero, flush=True)[0])
+
+    @pytest.mark.parametrize(
+        ("operation", "type_", "known"),
+        [
+            ("add", "u32", True),
+            ("and", "b64", True),
+            ("inc", "u32", True),
+            ("inc", "s32", False),
+            ("and", "f32", False),
+            ("xor", "bf16", False),
+            ("min", "bf16x2", True),
+            ("add", "b32", False),
+        ],
+    )
+    def test_supported(self, operation: str, type_: str, known: bool) -> None:
+        assert supports(operation, type_) is known

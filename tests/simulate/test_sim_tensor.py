@@ -257,6 +257,43 @@ def test_a_reduction_that_the_isa_does_not_have_is_refused(run_ptx: Run, ptx_ker
         )
 
 
+def test_two_reductions_of_one_box_do_not_race(run_ptx: Run, ptx_kernel: Run) -> None:
+    before = drawn(32, 32, dtype=np.uint32)
+    reduction = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
+    text = store_kernel(ptx_kernel, store((0, 0), STORE_2D.replace(STORE_2D.split()[0], reduction)))
+    text = text.replace("setp.ne.u32 %p0, %r0, 0;", "and.b32 %r5, %r0, 31;\nsetp.ne.u32 %p0, %r5, 0;", 1)
+    text = text.replace("@%p0 bra INITIALISED;", "setp.ne.u32 %p6, %r0, 0;\n@%p6 bra INITIALISED;")
+    text = text.replace(FILL, FILL.replace("%r0, 2", "%r5, 2").replace("FILL:", "@%p6 bra FILLED;\nFILL:") + "FILLED:")
+    text = text.replace("@%p6 bra FILLED;", "setp.ge.u32 %p7, %r0, 32;\n@%p7 bra FILLED;")
+    buffers = {"tensor": before, "out": np.zeros(4, np.uint8)}
+    ran = run_ptx(text, buffers, [made(of(before, (32, 32))), "out"], block=(64, 1, 1))
+    assert ran.faults == ()
+    assert np.array_equal(ran.buffers["tensor"], before + 2 * np.arange(7, 4103, 4, dtype=np.uint32).reshape(32, 32))
+
+
+def test_waiting_for_the_reads_of_a_store_says_nothing_of_its_writes(run_ptx: Run, ptx_kernel: Run) -> None:
+    before = np.zeros((32, 32), np.uint32)
+    text = store_kernel(ptx_kernel, store((0, 0)))
+    late = """cp.async.bulk.wait_group.read 0;
+ld.param.u64 %rd2, [out];
+ld.param.u64 %rd3, [again];
+ld.global.u32 %r30, [%rd3];
+st.global.u32 [%rd2], %r30;
+st.shared.u32 [%r1], 1;"""
+    text = text.replace("cp.async.bulk.wait_group 0;", late).replace(OUT, f"{OUT}, .param .u64 again")
+    buffers = {"tensor": before, "out": np.zeros(4, np.uint8)}
+    parameters = [made(of(before, (32, 32))), "out", "tensor"]
+    seen = set()
+    for seed in range(12):
+        ran = run_ptx(text, buffers, parameters, seed=seed)
+        assert ran.buffers["tensor"][0, 0] == 7
+        value = int(ran.buffers["out"].view(np.uint32)[0])
+        # The write of the tile never races; the read of the tensor does (found where it comes after the write).
+        assert ran.kinds == ({"data race"} if value == 7 else set())
+        seen.add(value)
+    assert seen == {0, 7}
+
+
 # ---- clusters ------------------------------------------------------------------------------------------------------
 
 CLUSTER = """
@@ -347,6 +384,40 @@ def test_a_pair_signals_the_leaders_barrier(run_ptx: Run, ptx_kernel: Run) -> No
     assert any("only .cta_group::2 allows that" in fault.message for fault in ran.faults)
 
 
+def test_multicast_in_pairs_signals_the_barriers_of_one_parity(run_ptx: Run, ptx_kernel: Run) -> None:
+    """CTA 0 sends to CTAs 0, 1, 2, 3; the even ones' mbarriers count the bytes of both CTAs of their pair."""
+    tensor = drawn(64, 64)
+    issue = """
+setp.ne.u32 %p4, %r3, 0;
+and.b32 %r30, %r3, 1;
+setp.eq.u32 %p5, %r30, 0;
+@%p5 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 8192;
+mov.u16 %rs1, 15;
+@!%p4 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"""
+    issue += ".cta_group::2 [%r1], [%rd1, {0, 8}], [%r2], %rs1;"
+    wait = """
+and.b32 %r31, %r3, 1;
+setp.eq.u32 %p6, %r31, 1;
+WAIT:
+@%p6 bra OVER;
+mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], 0;
+@!%p1 bra WAIT;
+OVER:
+barrier.cluster.arrive.aligned;
+barrier.cluster.wait.aligned;
+"""
+    text = ptx_kernel(CLUSTER.format(issue=issue, wait=wait, dump=RANK_DUMP), f"{MAP}, {OUT}", variables=SHARED)
+    ran = run_ptx(
+        text,
+        {"tensor": tensor, "out": np.zeros(4 * 4096, np.uint8)},
+        [made(of(tensor, (64, 32), 3)), "out"],
+        grid=(4, 1, 1),
+        cluster=(4, 1, 1),
+    )
+    assert ran.faults == ()
+    assert ran.buffers["out"].tobytes() == swizzled_128(tensor[8:40]) * 4
+
+
 # ---- misuse --------------------------------------------------------------------------------------------------------
 
 
@@ -383,6 +454,30 @@ def test_garbage_is_no_tensor_map(run_ptx: Run, ptx_kernel: Run) -> None:
     text = load_kernel(ptx_kernel, 4096, LOAD_2D.format(space="shared::cta", at="0, 0"))
     ran = run_ptx(text, {"out": np.zeros(4096, np.uint8)}, [b"\xa5" * 128, "out"])
     assert any(fault.kind.value == "tensor map" and "unknown bits" in fault.message for fault in ran.faults)
+
+
+def test_where_a_tensor_map_may_lie(run_ptx: Run, ptx_kernel: Run) -> None:
+    tensor = drawn(50, 64)
+    copy = LOAD_2D.format(space="shared::cta", at="0, 0")
+    buffers = {"tensor": tensor, "out": np.zeros(4096, np.uint8)}
+    in_shared = load_kernel(ptx_kernel, 4096, copy, before="cvt.u64.u32 %rd9, %r1;\ncvta.shared.u64 %rd1, %rd9;")
+    found = run_ptx(in_shared, buffers, [made(of(tensor, (64, 32), 3)), "out"]).faults
+    assert any("must be in param, const or global space" in fault.message for fault in found)
+    off = load_kernel(ptx_kernel, 4096, copy).replace(MAP, ".param .u64 first, .param .align 8 .b8 map[128]")
+    found = run_ptx(off, buffers, [bytes(8), made(of(tensor, (64, 32), 3)), "out"]).faults
+    assert any("is not aligned to 64 bytes" in fault.message for fault in found)
+
+
+@pytest.mark.parametrize(
+    ("at", "swizzle", "says"),
+    [((-1, 0), 3, "to the coordinate -1"), ((0, 0), 5, "with a flipping swizzle")],
+    ids=["negative", "flip"],
+)
+def test_what_stores_may_not_do(run_ptx: Run, ptx_kernel: Run, at: tuple[int, int], swizzle: int, says: str) -> None:
+    before = drawn(50, 40, dtype=np.uint32)
+    text = store_kernel(ptx_kernel, store(at))
+    ran = run_ptx(text, {"tensor": before, "out": np.zeros(4, np.uint8)}, [made(of(before, (32, 32), swizzle)), "out"])
+    assert any(fault.kind.value == "tensor map" and says in fault.message for fault in ran.faults)
 
 
 def test_im2col_is_refused(run_ptx: Run, ptx_kernel: Run) -> None:
@@ -435,6 +530,42 @@ def test_a_map_changed_on_the_device(run_ptx: Run, ptx_kernel: Run, fence: str) 
     if not fence:
         assert "missing proxy fence" in ran.kinds
         return
+    assert ran.faults == ()
+    rows = np.zeros((32, 64), np.uint16)
+    rows[:20] = other[:20, :64]
+    assert ran.buffers["out"].tobytes() == swizzled_128(rows)
+
+
+IN_SHARED = """
+ld.param.u64 %rd10, [work];
+ld.param.u64 %rd11, [other];
+add.u32 %r40, %r1, 8192;
+shl.b32 %r41, %r0, 2;
+cvt.u64.u32 %rd12, %r41;
+add.u64 %rd13, %rd1, %rd12;
+ld.b32 %r42, [%rd13];
+add.u32 %r43, %r40, %r41;
+st.shared.b32 [%r43], %r42;
+bar.sync 0;
+@!%p0 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%r40], %rd11;
+@!%p0 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r40], 1, 20;
+@!%p0 tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%r40], 0, 256;
+bar.sync 0;
+tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd10], [%r40], 128;
+fence.proxy.tensormap::generic.acquire.gpu [%rd10], 128;
+mov.u64 %rd1, %rd10;
+"""
+
+
+def test_a_map_changed_in_shared_memory_and_copied_out(run_ptx: Run, ptx_kernel: Run) -> None:
+    tensor, other = drawn(50, 64), drawn(25, 128)
+    text = load_kernel(ptx_kernel, 4096, LOAD_2D.format(space="shared::cta", at="0, 0"), before=IN_SHARED)
+    text = text.replace(OUT, f"{OUT}, .param .u64 work, .param .u64 other")
+    ran = run_ptx(
+        text,
+        {"tensor": tensor, "other": other, "out": np.zeros(4096, np.uint8), "work": np.zeros(128, np.uint8)},
+        [made(of(tensor, (64, 32), 3)), "out", "work", "other"],
+    )
     assert ran.faults == ()
     rows = np.zeros((32, 64), np.uint16)
     rows[:20] = other[:20, :64]

@@ -27,6 +27,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": ("tunekit.cli.explain", "explain", "Say why variants were dropped, or all that is known of one."),
     "probe": ("tunekit.cli.probe", "probe", "Compare declared, traced and compiled footprints."),
     "compile": ("tunekit.cli.compile", "compile_", "Compile variants and store their artifacts."),
+    "simulate": (
+        "tunekit.cli.simulate",
+        "simulate",
+        "Run compiled kernels on the CPU, and check them as a sanitizer would.",
+    ),
     "best": ("tunekit.cli.best", "best", "Say which variant serves a problem, and why."),
     "check": ("tunekit.cli.check", "check", "Checks for CI: compile times."),
     "env": ("tunekit.cli.env", "env", "Show the GPU, the toolchain, the limits and where results are kept."),

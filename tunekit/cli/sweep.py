@@ -42,10 +42,11 @@ from tunekit.spec import load_spec
 )
 @click.option(
     "--verify",
-    type=click.Choice(["auto", "gpu", "none"]),
+    type=click.Choice(["auto", "gpu", "simulate", "none"]),
     default="auto",
     show_default=True,
-    help="Check results: where the device is here; or fail without it; or never, so that nothing can win.",
+    help="Check results: on the device, or else in the simulator; or fail without a device; or simulate; or never. "
+    "Only what was measured on a device can win.",
 )
 @click.option(
     "--device", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="The GPU to measure on."
@@ -87,8 +88,9 @@ def sweep(
 ) -> int:
     """Find the fastest correct variant for each problem.
 
-    Without a GPU it expands, probes, compiles and exports, and says that nothing
-    was measured. Ctrl-C keeps what is done; the same command goes on from there.
+    Without a GPU of the architecture it expands, probes, compiles, exports and simulates
+    a sample of each grid, and says that nothing was measured. Ctrl-C keeps what is done;
+    the same command goes on from there.
 
     Exit status 1: no variant passed for some problem.
     """

@@ -68,6 +68,8 @@ def reproduce(group: FailureGroup, spec_reference: str, problem: Values) -> str:
     """A command that makes one failure of the group happen again, on its own."""
     if group.status == "over_budget":
         command = "explain"
+    elif group.stage is Stage.SIMULATE:
+        command = "simulate"
     elif group.stage in (Stage.VERIFY, Stage.MEASURE):
         command = "sweep --retry-failed --force"
     elif group.stage is Stage.PROBE:

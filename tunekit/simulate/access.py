@@ -19,7 +19,7 @@ from tunekit.simulate.memory import (
     Offsets,
     Region,
 )
-from tunekit.simulate.order import FENCED_SHARED, HAPPENED, TENSOR, Access, Agent, Knowledge
+from tunekit.simulate.order import FENCED_SHARED, HAPPENED, Access, Agent, Knowledge
 from tunekit.simulate.program import Program
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.registers import Registers
@@ -89,13 +89,6 @@ class WarpMemory(Registers):
         happened = self.known.rows[HAPPENED].copy()
         site = (self, self.instruction)
         return Access(agent, agent.epoch, known, happened, site, FaultKind.MISSING_PROXY_FENCE)
-
-    def tensor_access(self, agent: Agent) -> Access:
-        """An access to tensor memory by `agent`, relying on what this warp's tcgen05 instructions may at issue."""
-        rows = self.known.rows
-        site = (self, self.instruction)
-        happened = rows[HAPPENED].copy()
-        return Access(agent, agent.epoch, rows[TENSOR].copy(), happened, site, FaultKind.MISSING_TENSOR_FENCE)
 
     # Moving bytes
 
@@ -183,7 +176,7 @@ class WarpMemory(Registers):
                 found.append((self.cta.shared, addresses[part] | (1 << 40), which))
             else:
                 target = self.cta.cluster.ctas[int(number)]
-                if foreign and target.exited:
+                if foreign and (target.exited or target.done):
                     self.fault(FaultKind.OUT_OF_BOUNDS, f"shared memory of cta {number}, which has exited")
                 found.append((target.shared, offsets[part], which))
         return found

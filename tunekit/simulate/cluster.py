@@ -46,7 +46,8 @@ class ClusterResult:
 class Cluster:
     """The CTAs of one cluster with all that they share.
 
-    number counts clusters in the grid, x fastest. lock guards global atomics against other processes that simulate
+    number counts clusters in the grid, x fastest. strict demands also what the ISA asks for and kernels that are known
+    to be right leave out: tcgen05 fences around the synchronisation of threads. lock guards global atomics against other processes that simulate
     other clusters of the same grid.
     """
 
@@ -60,12 +61,14 @@ class Cluster:
         seed: int = 0,
         lock: AbstractContextManager[Any] | None = None,
         deadline: float | None = None,
+        strict: bool = False,
     ) -> None:
         self.program = program
         self.launch = launch
         self.number = number
         self.lock: AbstractContextManager[Any] = lock or nullcontext()
         self.deadline = deadline
+        self.strict = strict
         self.faults = Faults()
         self.order = Order()
         self.engine = Engine()

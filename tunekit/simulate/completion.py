@@ -54,8 +54,9 @@ class CtaMbarriers(Mbarriers):
         return agent
 
     def finish(self) -> None:
-        for line in self.leftovers():
-            self._cta.fault(FaultKind.TRANSACTIONS, line)
+        for line, wrong in self.leftovers():
+            if wrong:
+                self._cta.fault(FaultKind.TRANSACTIONS, line)
 
 
 class Signal:

@@ -1,4 +1,4 @@
-"""A CTA: its warps, shared memory and tensor memory, and the state that units keep for it."""
+"""A CTA: its warps, its shared memory, and the state that units keep for it (tensor memory among it)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tunekit.simulate.cluster import Cluster
 
 P = TypeVar("P")
-TMEM_LANES, TMEM_COLUMNS = 128, 512
 
 
 class Cta:
@@ -34,7 +33,6 @@ class Cta:
         name = "shared" if cluster.size == 1 else f"shared of cta {rank}"
         shadow = Shadow(size, cluster.order.agents, lambda cell: f"{name} {cell:#x}", cluster.report)
         self.shared = Memory(name, np.full(size, 0xFF, dtype=np.uint8), shadow)
-        self._tmem: Memory | None = None
         self.exited = False
 
     def start(self) -> None:
@@ -49,21 +47,6 @@ class Cta:
     def threads(self) -> int:
         x, y, z = self.cluster.launch.block
         return x * y * z
-
-    @property
-    def tmem(self) -> Memory:
-        """Tensor memory: cells of 4 bytes, cell = lane * 512 + column. `data` is uint8[65536 * 4], the shadow has
-        one cell for each 4 bytes: units read and write through it with their own indexing."""
-        if self._tmem is None:
-            cells = TMEM_LANES * TMEM_COLUMNS
-            shadow = Shadow(
-                cells,
-                self.cluster.order.agents,
-                lambda cell: f"tmem lane {cell // TMEM_COLUMNS} column {cell % TMEM_COLUMNS}",
-                self.cluster.report,
-            )
-            self._tmem = Memory("tmem", np.full(cells * 4, 0xFF, dtype=np.uint8), shadow)
-        return self._tmem
 
     def part(self, kind: type[P]) -> P:
         """This CTA's instance of a unit's state, made on first use as kind(cta). If it has `finish()`, that is

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
 
 if TYPE_CHECKING:
+    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.ptx.module import Instruction
     from tunekit.simulate.warp import Warp
 
 
@@ -19,10 +22,10 @@ class Operation:
     """One asynchronous operation of some lanes of a warp.
 
     `read` is set once its sources have been read, `done` once its writes are made. Who waits for the reads learns of
-    the agent's work up to `read_epoch`, who waits for all of it up to `epoch`.
+    the agent's work up to `read_epoch`, who waits for all of it up to `epoch`. `waited`: somebody has. `instruction`: what issued it, where a report may want it.
     """
 
-    __slots__ = ("done", "epoch", "lanes", "read", "read_epoch", "what")
+    __slots__ = ("done", "epoch", "instruction", "lanes", "read", "read_epoch", "waited", "what")
 
     def __init__(self, lanes: int, what: str, epoch: int = 0, read_epoch: int = 0) -> None:
         self.lanes = lanes
@@ -31,6 +34,8 @@ class Operation:
         self.read_epoch = read_epoch
         self.read = False
         self.done = False
+        self.waited = False
+        self.instruction: Instruction | None = None
 
     def finished(self, reads_only: bool) -> bool:
         return self.done or (reads_only and self.read)
@@ -51,7 +56,15 @@ class Groups:
         """commit_group by `lanes`: a group, possibly empty, of what each of them has issued since its last one."""
         self._committed.append((lanes, tuple(one for members, one in self._open if members & lanes)))
         self._open = [(members & ~lanes, one) for members, one in self._open if members & ~lanes]
-        while self._committed and all(one.done for one in self._committed[0][1]):
+
+    def settle(self, waited: Iterable[Operation]) -> None:
+        """Drops the oldest groups that are complete and that somebody has waited for.
+
+        A group that nobody has waited for stays, complete or not: only a wait lets a thread rely on it.
+        """
+        for one in waited:
+            one.waited = True
+        while self._committed and all(one.done and one.waited for one in self._committed[0][1]):
             del self._committed[0]
 
     def before(self, lanes: int, pending: int) -> list[Operation]:
@@ -76,10 +89,10 @@ class Groups:
         """What wait_all by `lanes` waits for: committed or not."""
         return self.before(lanes, 0) + [one for members, one in self._open if members & lanes]
 
-    def unfinished(self) -> list[Operation]:
-        """Operations that have not completed, whoever waits for them."""
+    def unwaited(self) -> list[Operation]:
+        """Operations that nobody has waited for, committed or not."""
         committed = [one for _, group in self._committed for one in group]
-        return [one for one in (*committed, *(one for _, one in self._open)) if not one.done]
+        return [one for one in (*committed, *(one for _, one in self._open)) if not one.waited]
 
 
 class CopyGroups(Groups):
@@ -107,6 +120,7 @@ class BulkGroups(Groups):
         super().__init__()
         self._w = w
         self.agent = w.cta.cluster.order.agent(f"bulk copies of {w.agent.name}", "async")
+        w.cta.part(BulkExit).groups.append(self)
 
     def begin(self, lanes: int, what: str) -> tuple[Operation, Access, Access]:
         """A new operation from shared to global memory, with its read access and its write access as of now.
@@ -118,8 +132,29 @@ class BulkGroups(Groups):
         self.agent.epoch += 1
         writing = self._w.async_access(self.agent, FENCED_GLOBAL)
         operation = Operation(lanes, what, writing.epoch, reading.epoch)
+        operation.instruction = self._w.instruction
         self.issue(operation)
         return operation, reading, writing
+
+    def leave(self) -> None:
+        """The CTA has exited: its shared memory, which the copies read, is no longer its own."""
+        for one in self.unwaited():
+            self._w.fault(
+                FaultKind.UNFINISHED,
+                f"{one.what} reads the CTA's shared memory, and the CTA exits without having waited for it",
+                instruction=one.instruction,
+            )
+
+
+class BulkExit:
+    """The bulk groups of a CTA's warps, looked at when it exits: `cta.part(BulkExit)`."""
+
+    def __init__(self, cta: Cta) -> None:
+        self.groups: list[BulkGroups] = []
+
+    def finish(self) -> None:
+        for groups in self.groups:
+            groups.leave()
 
 
 def awaited(operations: Iterable[Operation], reads_only: bool, what: str) -> str:

@@ -224,11 +224,16 @@ class Mbarriers:
         report(FaultKind.MBARRIER, f"{self.name(offset)} {self._gone.get(offset, 'was never initialised')}")
         return None
 
-    def leftovers(self) -> Iterator[str]:
-        """A line for each object that still counts transactions: what a CTA must not leave behind when it exits."""
+    def leftovers(self) -> Iterator[tuple[str, bool]]:
+        """A line for each object that still counts transactions when its CTA exits, and whether that is an error.
+
+        Bytes that nobody expected are one. Expected bytes that never came are none, where nobody waits for them:
+        the last stages of CUTLASS's pipelines are armed, and then the producer exits.
+        """
         for one in self._live.values():
             if one.transactions and self._intact(one):
-                yield f"{one.place} (phase {one.phase}) at the CTA's exit: {one.outstanding()}"
+                line = f"{one.place} (phase {one.phase}) at the CTA's exit: {one.outstanding()}"
+                yield line, one.transactions < 0
 
     def name(self, offset: int) -> str:
         return f"mbarrier at {self._place} 0x{offset:x}"

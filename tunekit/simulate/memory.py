@@ -125,6 +125,8 @@ class GlobalMemory:
         return np.searchsorted(self._starts, addresses, side="right") - 1
 
     def within(self, offsets: Offsets, size: int) -> NDArray[np.bool_]:
+        if not self._buffers:
+            return np.zeros(offsets.shape, dtype=np.bool_)
         index = self._index(offsets)
         inside: NDArray[np.bool_] = (index >= 0) & (offsets + size <= self._ends[np.maximum(index, 0)])
         return inside

@@ -20,6 +20,8 @@ from tunekit.simulate.program import Program
 from tunekit.simulate.ptx.module import Module
 from tunekit.simulate.report import Launched, Refusal, Report, ScheduleResult
 
+SAMPLE = "sample"
+
 # Said of the results after one schedule's run: what is wrong with them, in words, or "".
 Judge = Callable[[int], str]
 
@@ -54,6 +56,8 @@ def simulate(
         raise UserError("the host code launches no kernel")
     if schedules < 1:
         raise UserError(f"{schedules} schedules: at least 1")
+    if ctas == SAMPLE and len(every) > 1:
+        ctas = None  # a later kernel may need all that an earlier one wrote
     if ctas not in (None, "all") and len(every) > 1:
         raise UserError(f"some CTAs can be chosen of one kernel only; this call launches {len(every)}")
     deadline = None if time_limit_s is None else time.perf_counter() + time_limit_s
@@ -84,7 +88,9 @@ def simulate(
 
 
 def selected(text: str, total: int) -> tuple[int, ...]:
-    """The CTAs that ``0-3,7``, ``first`` or ``all`` names, of `total`; numbers are linear, x fastest.
+    """The CTAs that ``0-3,7``, ``first``, ``sample`` or ``all`` names, of `total`; numbers are linear, x fastest.
+
+    A sample is four, spread evenly from the first to the last.
 
     Raises:
         UserError: no such CTA, or no such form.
@@ -93,11 +99,13 @@ def selected(text: str, total: int) -> tuple[int, ...]:
         return tuple(range(total))
     if text == "first":
         return (0,)
+    if text == SAMPLE:
+        return tuple(sorted({(total - 1) * part // 3 for part in range(4)}))
     found: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise UserError(f"CTAs are chosen as 0-3,7 or first or all, not '{text}'")
+            raise UserError(f"CTAs are chosen as 0-3,7 or first, sample or all, not '{text}'")
         first, last = int(low), int(high) if dash else int(low)
         if last >= total or first > last:
             raise UserError(f"CTAs {part.strip()}: the grid has {total}, numbered from 0")

@@ -36,3 +36,7 @@ class Schedule:
     def slice(self) -> int:
         """For how many instructions."""
         return self._random.randint(1, 2 * self._slice)
+
+    def times_out(self) -> bool:
+        """Whether a potentially blocking wait gives up at once, as the hardware may after a time of its own."""
+        return self._random.random() < 0.25

@@ -114,27 +114,35 @@ class Shadow:
     def _after_reads(self, cells: Cells, access: Access) -> None:
         if not self._readers:
             return
-        happened = _widened(access.happened, len(self._agents))
-        limits = happened[self._readers]
+        if self._within_reads(cells, access, access.happened, FaultKind.RACE):
+            return
+        # A tcgen05 fence is needed after reads too; a proxy fence is not.
+        if access.blame is FaultKind.MISSING_TENSOR_FENCE and access.known is not access.happened:
+            self._within_reads(cells, access, access.known, access.blame)
+
+    def _within_reads(self, cells: Cells, access: Access, row: NDArray[np.uint32], kind: FaultKind) -> bool:
+        """Reports, as `kind`, a write to cells that agents beyond `row` read; whether there were any."""
+        limits = _widened(row, len(self._agents))[self._readers]
         late = self._reads[: len(self._readers), cells] > limits.reshape((-1,) + (1,) * cells.ndim)
         own = self._row_of.get(access.agent.index)
         if own is not None:
             late[own] = False
         if not late.any():
-            return
+            return False
         if access.strong:
             late &= ~self._strong_reads[cells]
             if not late.any():
-                return
-        row = int(np.flatnonzero(late.reshape(len(self._readers), -1).any(axis=1))[0])
-        cell = int(cells[late[row]].flat[0])
-        other = self._agents[self._readers[row]]
+                return False
+        first = int(np.flatnonzero(late.reshape(len(self._readers), -1).any(axis=1))[0])
+        cell = int(cells[late[first]].flat[0])
+        other = self._agents[self._readers[first]]
         self._report(
-            FaultKind.RACE,
+            kind,
             f"writes {self._describe(cell)} while {other.name} may still be reading it (PTX line "
-            f"{int(self._read_lines[row][cell])}); {int(np.count_nonzero(late[row]))} of {cells.size} cells",
+            f"{int(self._read_lines[first][cell])}); {int(np.count_nonzero(late[first]))} of {cells.size} cells",
             access,
         )
+        return True
 
     def _row(self, agent: int) -> int:
         row = self._row_of.get(agent)

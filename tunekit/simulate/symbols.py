@@ -51,12 +51,15 @@ class Symbols:
         for variable in extern:
             places[variable.name] = Place("shared", dynamic)
         # .param variables of a body hold the arguments of its calls: each thread has its own (7.1).
-        local = _lay(places, [v for v in every if v.space in ("local", "param")], "local", 0)
+        thread_owned = [v for v in every if v.space in ("local", "param")]
+        # The lanes' local memories lie one after the other, each aligned for its strictest variable.
+        local = _up(_lay(places, thread_owned, "local", 0), max([v.align for v in thread_owned], default=1))
         constants = _lay(places, [v for v in every if v.space == "const"], "const", CONST_BASE)
         parameters = _lay(places, list(kernel.parameters), "param", PARAM_BASE)
         for name, address in globals_.items():
             places[name] = Place("global", address)
-        return cls(places, dynamic + dynamic_bytes, dynamic, local, parameters - PARAM_BASE, constants - CONST_BASE)
+        end = dynamic + dynamic_bytes if dynamic_bytes else shared
+        return cls(places, end, dynamic, local, parameters - PARAM_BASE, constants - CONST_BASE)
 
 
 def parameter_offsets(kernel: Kernel) -> list[int]:

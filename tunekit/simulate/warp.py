@@ -246,6 +246,10 @@ class Warp(WarpMemory):
         for slot in (*op.reads, *op.writes):
             reason = self.pending.get(slot)
             if reason is not None:
+                arrive = getattr(reason, "arrive", None)
+                if arrive is not None:
+                    arrive()
+                    continue
                 name = self.program.decoder.names.get(slot, "a register")
                 self.fault(FaultKind.EARLY_REGISTER, f"{op.instruction.dotted} touches {name} {reason}", lanes)
                 del self.pending[slot]

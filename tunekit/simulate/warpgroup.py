@@ -39,6 +39,10 @@ class Form:
     satfinite: bool
 
     @property
+    def shape(self) -> tuple[int, int]:
+        return self.n, self.k
+
+    @property
     def accumulator_registers(self) -> int:
         """A thread's registers of D."""
         return self.n // (4 if self.dtype == "f16" else 2)
@@ -69,7 +73,8 @@ class Operation:
         self.a_registers = a_registers
         self.majors = majors
         self.negated = negated
-        self.slots = frozenset((*accumulators, *a_registers))
+        self.results = frozenset(accumulators)
+        self.slots = self.results.union(a_registers)
         self.marks: dict[int, Mark] = {}
         for slots, role in ((a_registers, "part of A"), (accumulators, "an accumulator")):
             for slot in slots:

@@ -14,13 +14,14 @@ from tunekit.model import Environment, Value, Values
 from tunekit.space import Expansion, choose_arch, named
 from tunekit.spec import KernelSpec
 
-VERIFIERS = ("auto", "gpu", "none")
+VERIFIERS = ("auto", "gpu", "simulate", "none")
 
 
 @dataclass(frozen=True)
 class SweepOptions:
     """`budget`: evaluations (``40``) or time (``10m``); `verify`: ``gpu`` demands a device of the
-    target architecture, ``auto`` uses one if it is here, ``none`` ends after compiling.
+    target architecture, ``simulate`` runs the compiled kernels on the CPU and measures nothing,
+    ``auto`` uses a device if it is here and else simulates, ``none`` ends after compiling.
     `variants` restricts the sweep to those whose ids begin so."""
 
     arch: str | None = None
@@ -39,12 +40,14 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class Target:
-    """Where the kernels are to run. `device` is None where nothing here can run them, and `why` says so."""
+    """Where the kernels are to run. `device` is None where nothing here can run them, and `why` says so;
+    `simulated` then says whether they are simulated instead."""
 
     arch: Arch
     environment: Environment
     device: int | Literal["host"] | None
     why: str = ""
+    simulated: bool = False
 
 
 def choose_target(spec: KernelSpec, options: SweepOptions) -> Target:
@@ -60,14 +63,18 @@ def choose_target(spec: KernelSpec, options: SweepOptions) -> Target:
     if options.verify == "none":
         return Target(arch, here, None, "--verify none ends after compiling")
     if arch.name == "host":
+        if options.verify == "simulate":
+            raise UserError("--verify simulate: kernels for host run as they are; use auto")
         return Target(arch, here, "host")
+    if options.verify == "simulate":
+        return Target(arch, here, None, "--verify simulate measures nothing", simulated=True)
     if here.arch == arch.name:
         return Target(arch, here, options.device)
     found = f"a {here.gpu} ({here.arch or 'unknown architecture'})" if here.gpu else "no NVIDIA GPU"
     why = f"kernels for {arch.name} can't run here: this machine has {found}"
     if options.verify == "gpu":
         raise UserError(f"--verify gpu: {why}")
-    return Target(arch, here, None, why)
+    return Target(arch, here, None, why, simulated=True)
 
 
 def complete_problems(spec: KernelSpec, given: Sequence[Mapping[str, Value]]) -> tuple[Values, ...]:

@@ -23,6 +23,7 @@ from tunekit.store.shipped import shipped_winners
 from tunekit.sweep.measuring import Measurer, Timed, incumbent_of, middle
 from tunekit.sweep.options import SweepOptions, Target, restrict
 from tunekit.sweep.shared import Shared
+from tunekit.sweep.simulating import UNDECIDED, SimulatingVerifier
 
 # How many variants an adaptive strategy proposes at once; fixed, so that the number of workers changes nothing.
 BATCH = 8
@@ -86,12 +87,17 @@ class ProblemRun:
             return
         measurer = self._measurer()
         self._units = {unit.variant.id: unit for unit in units(run.spec, run.reference, self.problem, fitting)}
-        self._earlier = measurer.earlier() if measurer else {}
+        simulating = self._simulating()
+        judging = measurer or simulating
+        self._earlier = judging.earlier() if judging else {}
         for batch in self._batches(fitting, first):
-            self._evaluate(batch, measurer)
+            self._evaluate(batch, judging)
         self._tell_disagreements()
         if measurer is None:
             self.why_no_winner = f"nothing was measured: {run.target.why}"
+            if simulating is not None:
+                self.why_no_winner += "; what was compiled was simulated"
+                self._tell_undecided()
             return
         self._tell_late_faults(measurer.worker)
         self.winner, self.why_no_winner, failed = measurer.final(
@@ -120,6 +126,32 @@ class ProblemRun:
             resume=options.resume and not options.force,
             retry_failed=options.retry_failed,
         )
+
+    def _simulating(self) -> SimulatingVerifier | None:
+        run, options = self.run, self.run.options
+        if run.simulator is None:
+            return None
+        return SimulatingVerifier(
+            run.spec,
+            self.problem,
+            run.target,
+            run.simulator,
+            run.artifacts,
+            run.store,
+            run.number,
+            jobs=options.jobs,
+            seed=options.seed,
+            resume=options.resume and not options.force,
+        )
+
+    def _tell_undecided(self) -> None:
+        """A note on the variants about which the simulation said nothing."""
+        simulated = [outcomes.get(Stage.SIMULATE) for outcomes in self.outcomes.values()]
+        undecided = [outcome for outcome in simulated if outcome is not None and outcome.status in UNDECIDED]
+        if undecided:
+            note = f"simulating left {len(undecided)} variants undecided, the first because: {undecided[0].reason}"
+            self.notes.append(note)
+            self._emit("note", text=note)
 
     def _tell_late_faults(self, worker: MeasuringWorker) -> None:
         for late in worker.late_faults:
@@ -172,7 +204,7 @@ class ProblemRun:
             return None
         return middle(measured.samples_us)
 
-    def _evaluate(self, batch: list[Variant], measurer: Measurer | None) -> None:
+    def _evaluate(self, batch: list[Variant], judging: Measurer | SimulatingVerifier | None) -> None:
         run = self.run
         wanted = [self._units[variant.id] for variant in batch]
         self._emit("phase", text="compile", total=len(wanted))
@@ -181,15 +213,16 @@ class ProblemRun:
             compiled.append((unit, outcome))
             self._finish(unit.variant, outcome, len(compiled), len(wanted))
         ready = [(unit, outcome) for unit, outcome in compiled if outcome.ok]
-        if measurer is None or not ready:
+        if judging is None or not ready:
             return
-        self._emit("phase", text="verify and measure", total=len(ready))
+        verb = "measure" if isinstance(judging, Measurer) else "simulate"
+        self._emit("phase", text="verify and measure" if verb == "measure" else verb, total=len(ready))
         for index, (unit, outcome) in enumerate(ready, 1):
-            self._emit("started", variant=unit.variant, text="measure", done=index - 1, total=len(ready))
-            measured = self._earlier.get(unit.key) or measurer.check(unit)
-            self._finish(unit.variant, measured, index, len(ready))
-            if measured.ok and measured.stage is Stage.MEASURE:
-                self.timed[unit.variant.id] = Timed(unit, outcome, measured)
+            self._emit("started", variant=unit.variant, text=verb, done=index - 1, total=len(ready))
+            judged = self._earlier.get(unit.key) or judging.check(unit)
+            self._finish(unit.variant, judged, index, len(ready))
+            if judged.ok and judged.stage is Stage.MEASURE:
+                self.timed[unit.variant.id] = Timed(unit, outcome, judged)
 
     def _on_compile(self, wanted: Sequence[Unit]) -> Callable[[Event], None]:
         """Turns the pool's events into the sweep's: what compiles now, in which phase, for how long."""
@@ -220,10 +253,16 @@ class ProblemRun:
         rows = tuple(self._row(variant) for variant in self.expansion.variants if variant.id in self.outcomes)
         return ProblemReport(self.problem, self.expansion.blame(), rows, self.winner, self.why_no_winner)
 
+    def _passes_over(self, outcome: Outcome) -> bool:
+        """Whether an outcome counts for nothing: a simulation that nobody demanded, and that decided nothing."""
+        undecided = outcome.stage is Stage.SIMULATE and outcome.status in UNDECIDED
+        return undecided and self.run.options.verify != "simulate"
+
     def _row(self, variant: Variant) -> Row:
         outcomes = self.outcomes[variant.id]
         in_order = [outcomes[stage] for stage in Stage if stage in outcomes]
-        last = next((outcome for outcome in in_order if not outcome.ok), in_order[-1])
+        decided = [outcome for outcome in in_order if not self._passes_over(outcome)]
+        last = next((outcome for outcome in decided if not outcome.ok), decided[-1])
         compiled = outcomes.get(Stage.COMPILE)
         seconds = sum(float(s) for s in compiled.seconds.values()) if compiled and compiled.seconds else None
         return Row(

@@ -11,6 +11,7 @@ from tunekit.jobs import Pool
 from tunekit.measure import MeasuringWorker
 from tunekit.progress import SweepEvent
 from tunekit.settings import DEFAULT_RUN_LIMIT_S, Settings, limit_s
+from tunekit.simulate.client import Simulator
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
@@ -19,7 +20,8 @@ from tunekit.sweep.options import SweepOptions, Target
 
 @dataclass(frozen=True)
 class Shared:
-    """One sweep's means. `number` is its row in the store; `worker` is None where nothing here can run kernels."""
+    """One sweep's means. `number` is its row in the store; `worker` is None where nothing here can run kernels;
+    `simulator` is there where they are simulated instead."""
 
     spec: KernelSpec
     reference: str
@@ -30,6 +32,7 @@ class Shared:
     number: int
     compiler: Compiler
     worker: MeasuringWorker | None
+    simulator: Simulator | None
     on_event: Callable[[SweepEvent], None]
 
     def note(self, text: str) -> None:
@@ -64,4 +67,5 @@ def shared(
                 )
             )
         compiler = Compiler(pool, artifacts, store, target.environment, options.force, options.retry_failed, number)
-        yield Shared(spec, reference, target, options, store, artifacts, number, compiler, worker, on_event)
+        simulator = stack.enter_context(Simulator()) if target.simulated else None
+        yield Shared(spec, reference, target, options, store, artifacts, number, compiler, worker, simulator, on_event)

@@ -16,6 +16,7 @@ from tunekit.errors import UserError
 from tunekit.model import Values
 from tunekit.simulate import memory
 from tunekit.simulate.launch.dlpack import contiguous, dtype_bits
+from tunekit.simulate.launch.mapping import shared_mapping
 from tunekit.spec import KernelSpec, ScalarArg
 from tunekit.spec.inputs import draw, scalars
 
@@ -85,8 +86,7 @@ class Buffers:
             places.append(-(-(end + GUARD_BYTES) // ALIGNMENT) * ALIGNMENT)
             end = places[-1] + size
         total = -(-(end + GUARD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._mapping = mmap.mmap(-1, 3 * total)
-        whole = np.frombuffer(self._mapping, np.uint8)
+        whole = shared_mapping(3 * total)
         self.memory: Bytes = whole[:total]
         self.initialised: Flags = whole[total : 2 * total].view(np.bool_)
         self.written: Flags = whole[2 * total :].view(np.bool_)

@@ -7,6 +7,7 @@ registers, labels and parameters get the scope's number ("P1@3").
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,12 @@ from tunekit.simulate.ptx.declare import SPACES, declared, registers
 from tunekit.simulate.ptx.module import Instruction, Label, Operand, Register, Symbol, Variable, Vector
 from tunekit.simulate.ptx.operands import Operands
 from tunekit.simulate.ptx.tokens import Tokens, is_identifier
+
+# PTX ISA, pragma strings: which bytes of the load that follows are used, one bit each.
+_USED_BYTES = re.compile(r'"used_bytes_mask (0x[0-9a-fA-F]+)"')
+
+# The elements of a vector register (PTX ISA 6.4.2). Their other names, .r .g .b .a, are seen in no compiler's output.
+_ELEMENTS = ("x", "y", "z", "w")
 
 
 @dataclass
@@ -51,6 +58,7 @@ class _Statement:
     start: int
     scope: Scope
     source: tuple[str, int] | None
+    used_bytes: int | None = None
 
 
 class BodyReader:
@@ -70,6 +78,7 @@ class BodyReader:
         self._statements: list[_Statement] = []
         self._source: tuple[str, int] | None = None
         self._last_label = ""
+        self._used_bytes: int | None = None
 
     def read(self, register_parameters: Mapping[str, int]) -> Body:
         for name, bits in register_parameters.items():
@@ -108,7 +117,8 @@ class BodyReader:
                 self._label(scope, word)
             else:
                 tokens.skip_past(";")
-                statements.append(_Statement(position, scope, self._source))
+                statements.append(_Statement(position, scope, self._source, self._used_bytes))
+                self._used_bytes = None
 
     def _label(self, scope: Scope, name: str) -> None:
         unique = name + scope.suffix
@@ -122,15 +132,23 @@ class BodyReader:
             raise self._tokens.error(f"'{name}' is declared twice in one scope")
         scope.names[name] = operand
 
+    def _register(self, scope: Scope, name: str, bits: int) -> Register:
+        register = Register(name + scope.suffix)
+        self._declare(scope, name, register)
+        self._registers[register.name] = bits
+        return register
+
     def _directive(self, scope: Scope) -> None:
         tokens = self._tokens
         word = tokens.word
         if word == ".reg":
             tokens.take()
-            for name, bits in registers(tokens):
-                unique = name + scope.suffix
-                self._declare(scope, name, Register(unique))
-                self._registers[unique] = bits
+            for name, bits, elements in registers(tokens):
+                if elements == 1:
+                    self._register(scope, name, bits)
+                else:
+                    items = [self._register(scope, f"{name}.{part}", bits) for part in _ELEMENTS[:elements]]
+                    self._declare(scope, name, Vector(tuple(items)))
             tokens.expect(";")
         elif word in SPACES:
             space = tokens.take()[1:]
@@ -154,6 +172,10 @@ class BodyReader:
             tokens.skip_past(";")
             self._labels.pop(self._last_label + scope.suffix, None)
         elif word == ".pragma":
+            tokens.take()
+            mask = _USED_BYTES.match(tokens.word)
+            if mask is not None:
+                self._used_bytes = int(mask[1], 16)
             tokens.skip_past(";")
         else:
             raise tokens.error(f"'{word}' inside a body is not read")
@@ -187,7 +209,9 @@ class BodyReader:
             start, end = tokens.starts[statement.start], tokens.starts[tokens.position]
             text = " ".join(tokens.text[start:end].split())
             line = tokens.line(statement.start)
-            found.append(Instruction(name[0], name[1], taken, guard, line, text, index, statement.source))
+            found.append(
+                Instruction(name[0], name[1], taken, guard, line, text, index, statement.source, statement.used_bytes)
+            )
         return found
 
 

@@ -149,20 +149,26 @@ def _register(tokens: Tokens) -> Variable:
     return Variable(tokens.identifier(), "reg", size, max(size, 1))
 
 
-def registers(tokens: Tokens) -> list[tuple[str, int]]:
-    """Names and widths in bits of a .reg declaration, from behind ".reg" to before its ';' (PTX ISA 5.1.1, 5.4.6)."""
+def registers(tokens: Tokens) -> list[tuple[str, int, int]]:
+    """Names, widths in bits and elements of a .reg declaration, from behind ".reg" to before its ';'.
+
+    A vector (PTX ISA 5.4.2) has two elements or more, each of that width. (PTX ISA 5.1.1, 5.4.6)
+    """
     kind = tokens.take()
-    if kind in _VECTORS:
-        raise tokens.error("vector registers are not read: declare their elements", tokens.position - 1)
+    elements = _VECTORS.get(kind, 1)
+    if elements > 4:
+        raise tokens.error(f"a register has no {elements} elements", tokens.position - 1)
+    if elements > 1:
+        kind = tokens.take()
     if kind not in TYPE_BITS:
         raise tokens.error(f"'{kind}' is no type of a register", tokens.position - 1)
     found = []
     while True:
         name = tokens.identifier()
         if tokens.accept("<"):
-            found += [(f"{name}{i}", TYPE_BITS[kind]) for i in range(integer(tokens, 4))]
+            found += [(f"{name}{i}", TYPE_BITS[kind], elements) for i in range(integer(tokens, 4))]
             tokens.expect(">")
         else:
-            found.append((name, TYPE_BITS[kind]))
+            found.append((name, TYPE_BITS[kind], elements))
         if not tokens.accept(","):
             return found

@@ -123,7 +123,8 @@ class Instruction:
     """One instruction.
 
     `line` counts the PTX text from 1. `source` is (file, line) of the last .loc before it, where there is line
-    info. `index` is its place among the kernel's instructions: the program counter.
+    info. `index` is its place among the kernel's instructions: the program counter. `used_bytes` is the mask that a
+    pragma "used_bytes_mask" before a vector load gives: the compiler reads the others, and nobody wants them.
     """
 
     opcode: str
@@ -134,6 +135,7 @@ class Instruction:
     text: str
     index: int
     source: tuple[str, int] | None = None
+    used_bytes: int | None = None
 
     @property
     def dotted(self) -> str:

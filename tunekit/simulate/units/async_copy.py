@@ -129,6 +129,7 @@ def _wait(w: Warp, i: ptx.Instruction, operations: list[Operation]) -> Wait | No
         w.known.room(agent.index + 1)
         last = max((one.epoch for one in operations), default=0)
         w.known.rows[HAPPENED, agent.index] = max(last, int(w.known.rows[HAPPENED, agent.index]))
+        w.part(CopyGroups).settle(operations)
 
     if ready():
         resume()

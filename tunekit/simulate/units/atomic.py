@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, Wait, instruction
 from tunekit.simulate.lanes import Lanes
@@ -107,18 +108,33 @@ def _step(
 def _apply(
     w: Warp, space: str, addresses: Addresses, size: int, operands: Bytes, update: Update, lanes: Lanes
 ) -> Bytes:
-    """Reads, updates and writes; lanes that share an address go one after the other. Returns what each lane read."""
-    if np.unique(addresses).size == addresses.size:
-        old = w.load(space, addresses, size, lanes, strong=True)
-        w.store(space, addresses, update(old, operands), lanes, strong=True)
-        return old
-    old = np.empty((addresses.size, size), dtype=np.uint8)
-    for k, lane in enumerate(lanes.indices):
-        one = Lanes.of(1 << int(lane))
-        old[k] = w.load(space, addresses[k : k + 1], size, one, strong=True)[0]
-        new = update(old[k : k + 1], operands[k : k + 1])
-        w.store(space, addresses[k : k + 1], new, one, strong=True)
+    """Reads, updates and writes; lanes that share an address go one after the other. Returns what each lane read.
+
+    What stays the same is not written, so that a lock that spins changes nothing.
+    """
+    _, first, place = np.unique(addresses, return_index=True, return_inverse=True)
+    if first.size == addresses.size:
+        old = before = w.load(space, addresses, size, lanes, strong=True)
+        after, where, some = update(old, operands), addresses, lanes
+    else:
+        order = np.argsort(first)
+        first, place = first[order], np.argsort(order)[place.reshape(-1)]
+        where, some = addresses[first], _subset(lanes, first)
+        before = w.load(space, where, size, some, strong=True)
+        after = before.copy()
+        old = np.empty((addresses.size, size), dtype=np.uint8)
+        for k, at in enumerate(place):
+            old[k] = after[at]
+            after[at] = update(old[k : k + 1], operands[k : k + 1])[0]
+    changed = np.flatnonzero((after != before).any(axis=1))
+    if changed.size:
+        w.store(space, where[changed], after[changed], _subset(some, changed), strong=True)
     return old
+
+
+def _subset(lanes: Lanes, which: NDArray[np.int64]) -> Lanes:
+    """The lanes at some places among the active ones."""
+    return Lanes.of(int(np.bitwise_or.reduce(np.left_shift(1, lanes.indices[which]))))
 
 
 def updater(operation: str, type_: str, *, flush: bool) -> Update:

@@ -62,8 +62,11 @@ def barrier(i: ptx.Instruction, d: Decoder) -> Step:
         w.release(known)
         w.cta.cluster.changes += 1
         arrived = FULL if aligned else lanes.bits
-        now = one.arrive(w.number, arrived, count, known, lambda kind, text: w.fault(kind, text), votes=votes)
-        if kind == "arrive":
+        waits = kind != "arrive"
+        now = one.arrive(
+            w.number, arrived, count, known, lambda kind, text: w.fault(kind, text), votes=votes, waits=waits
+        )
+        if not waits:
             return None
 
         def resume() -> None:

@@ -124,30 +124,28 @@ def _to_global(w: Warp, one: Lanes, form: _Form, source: Place, to: int, length:
     if not targets:
         return
     target = targets[0]
-    cluster, cta = w.cta.cluster, w.cta
+    cluster = w.cta.cluster
     operation, reading, writing = w.part(BulkGroups).begin(one.bits, what)
     writing.strong = form.update is not None
     kept = np.array([k for k in range(length) if mask >> (k % UNIT_BYTES) & 1], dtype=np.int64)
 
-    def act() -> None:
-        if cta.done:
-            w.fault(
-                FaultKind.UNFINISHED,
-                f"{what} reads the shared memory of a CTA that has exited without waiting for it",
-                instruction=reading.site[1],
-            )
+    def read() -> None:
         data = source.region.read(source.offsets, length, reading)
         operation.read = True
-        if form.update is not None:
-            with cluster.lock:
-                _reduce(form.update, target, data, writing)
-        elif kept.size == length:
-            target.region.write(target.offsets, data, writing)
-        else:
-            target.region.write(target.offsets[:, None] + kept, data[:, kept, None], writing)
-        operation.done = True
 
-    cluster.engine.submit(act, None, what)
+        def write() -> None:
+            if form.update is not None:
+                with cluster.lock:
+                    _reduce(form.update, target, data, writing)
+            elif kept.size == length:
+                target.region.write(target.offsets, data, writing)
+            else:
+                target.region.write(target.offsets[:, None] + kept, data[:, kept, None], writing)
+            operation.done = True
+
+        cluster.engine.submit(write, None, what)
+
+    cluster.engine.submit(read, None, what)
 
 
 def _to_shared(
@@ -236,6 +234,7 @@ def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
 
         def resume() -> None:
             _learn(w, groups.agent.index, operations, reads_only)
+            groups.settle(operations)
 
         if ready():
             resume()

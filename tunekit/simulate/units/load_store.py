@@ -77,7 +77,7 @@ def space_of(form: Form, d: Decoder, operand: ptx.Operand) -> str:
 @instruction("ld", "ldu")
 def ld(i: ptx.Instruction, d: Decoder) -> Step:
     form = Form(i, d)
-    out = destinations(d, i.operands[0], form.type)
+    out = destinations(d, _wanted(i, form), form.type)
     address = d.address(i.operands[1])
     space = space_of(form, d, i.operands[1])
     if len(out.slots) != form.count:
@@ -96,6 +96,17 @@ def ld(i: ptx.Instruction, d: Decoder) -> Step:
         return None
 
     return step
+
+
+def _wanted(i: ptx.Instruction, form: Form) -> ptx.Operand:
+    """The destination, with `_` for the elements of which no byte is used (pragma "used_bytes_mask")."""
+    out = i.operands[0]
+    if i.used_bytes is None or not isinstance(out, ptx.Vector):
+        return out
+    size = TYPE_BITS[form.type] // 8
+    element = (1 << size) - 1
+    used = [i.used_bytes >> (k * size) & element for k in range(len(out.items))]
+    return ptx.Vector(tuple(item if use else ptx.Sink() for item, use in zip(out.items, used, strict=True)))
 
 
 def _uniform_load(space: str, address: AddressOf, out: Elements) -> Step:

@@ -20,6 +20,7 @@ from tunekit.simulate.ptx import module as ptx
 from tunekit.simulate.suspension import Suspensions
 
 if TYPE_CHECKING:
+    from tunekit.simulate.cta import Cta
     from tunekit.simulate.warp import Warp
 
 _SPACES = ("shared", "shared::cta", "shared::cluster")
@@ -53,6 +54,13 @@ def _counts(w: Warp, slot: int, lanes: Lanes) -> NDArray[np.int64]:
     return counts
 
 
+def _own(w: Warp, cta: Cta, does: str) -> bool:
+    """Whether the object is in the CTA's own memory, as init, inval and the waits demand; if not, a fault."""
+    if cta is not w.cta:
+        w.fault(FaultKind.MBARRIER, f"{does} an mbarrier of cta {cta.rank}: only a CTA's own are allowed")
+    return cta is w.cta
+
+
 @instruction("mbarrier.init")
 def init(i: ptx.Instruction, d: Decoder) -> Step:
     address, space = d.address(i.operands[0]), _space(i)
@@ -61,7 +69,7 @@ def init(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         for (where, many), _ in _groups(lanes, address.of(w, lanes), _counts(w, count, lanes)):
             place = locate(w, space, where, "an mbarrier")
-            if place is None:
+            if place is None or not _own(w, place[0], "initialises"):
                 continue
             cta, offset = place
             patterns = w.part(Patterns)
@@ -84,7 +92,7 @@ def inval(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         for (where,), _ in _groups(lanes, address.of(w, lanes)):
             signal = Signal.of(w, space, where)
-            if signal is not None:
+            if signal is not None and _own(w, signal.cta, "invalidates"):
                 signal.cta.part(CtaMbarriers).inval(signal.offset, _report(w))
                 w.cta.cluster.changes += 1
         return None
@@ -191,12 +199,14 @@ def wait(i: ptx.Instruction, d: Decoder) -> Step:
         w.pred[result][lanes.indices] = True
         for (where, value), group in _groups(lanes, address.of(w, lanes), phases):
             signal = Signal.of(w, space, where)
-            one = signal.mbarrier() if signal is not None else None
+            one = signal.mbarrier() if signal is not None and _own(w, signal.cta, "waits for") else None
             if one is not None:
                 tests.append((one, value, _test(w, one, value, by_parity), group))
 
-        def passed() -> bool:
+        def all_passed() -> bool:
             return all(test() for _, _, test, _ in tests)
+
+        passed = tests[0][2] if len(tests) == 1 else all_passed
 
         def finish(_succeeded: bool) -> None:
             for one, _, test, group in tests:
@@ -213,7 +223,7 @@ def wait(i: ptx.Instruction, d: Decoder) -> Step:
         suspensions = w.cta.cluster.part(Suspensions)
         if passed():
             finish(True)
-        elif polls and not suspensions.failed_here(w):
+        elif (polls or w.cta.cluster.schedule.times_out()) and not suspensions.failed_here(w):
             suspensions.fail(w)
             finish(False)
         else:

@@ -30,18 +30,20 @@ _F8F6F4 = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 def _legal(m: int, n: int, k: int, types: tuple[str, str, str, str], mixed: bool) -> bool:
     dtype, atype, btype, ctype = types
-    if n != 8 or k not in (_K_OF_16 if m == 16 else _K_OF_8 if m == 8 else {}).get(ELEMENT_BITS.get(atype, 0), ()):
+    by_bits = _K_OF_16 if m == 16 else _K_OF_8 if m == 8 else {}
+    depths = by_bits.get(ELEMENT_BITS.get(atype, 0), ())
+    if n != 8 or dtype != ctype or k not in depths:
         return False
     if atype in INTEGERS:
-        return btype in INTEGERS and ELEMENT_BITS[atype] == ELEMENT_BITS[btype] and dtype == ctype == "s32"
+        return btype in INTEGERS and ELEMENT_BITS[atype] == ELEMENT_BITS[btype] and dtype == "s32"
     if atype in _F8F6F4:
-        narrow = btype in _F8F6F4 and {dtype, ctype} <= {"f16", "f32"}
+        narrow = btype in _F8F6F4 and dtype in ("f16", "f32")
         return narrow and ((mixed and k == 32) or {atype, btype} <= {"e4m3", "e5m2"})
     if atype != btype:
         return False
     if atype == "f16":
-        return {dtype, ctype} <= {"f16", "f32"}
-    return dtype == ctype == ("f64" if atype == "f64" else "f32")
+        return dtype in ("f16", "f32")
+    return dtype == ("f64" if atype == "f64" else "f32")
 
 
 def register_elements(w: Warp, slots: tuple[int, ...], kind: str) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from tunekit.simulate.completion import Signal, completed, locate
 from tunekit.simulate.decode import AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind, Unsupported
 from tunekit.simulate.groups import BulkGroups
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.lanes import WARP, Lanes
 from tunekit.simulate.memory import Memory
 from tunekit.simulate.order import FENCED_GLOBAL, Access
 from tunekit.simulate.ptx import module as ptx
@@ -126,6 +126,23 @@ def _each(lanes: Lanes) -> Iterator[Lanes]:
     else:
         for lane in lanes.indices:
             yield Lanes.of(1 << int(lane))
+
+
+def _alike(w: Warp, lanes: Lanes, operand: Tensor, source: AddressOf) -> Iterator[Lanes]:
+    """Lanes that name the same box and the same source: their copies leave what one leaves, and run as one.
+
+    CuTeDSL lets a whole warp execute such a store.
+    """
+    if lanes.count == 1:
+        yield lanes
+        return
+    columns = [w.u64[operand.map][lanes.indices], source.of(w, lanes).astype(np.uint64)]
+    columns.extend(w.u32[slot][lanes.indices].astype(np.uint64) for slot in operand.coordinates)
+    _, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    for number in range(int(group.max()) + 1):
+        chosen = np.zeros(WARP, dtype=np.bool_)
+        chosen[lanes.indices[group == number]] = True
+        yield Lanes.of_mask(chosen)
 
 
 def _placed(w: Warp, lane: Lanes, cta: Cta, offset: int, placed: Place, tensor: TensorMap) -> Place:
@@ -257,7 +274,7 @@ def _store(i: ptx.Instruction, d: Decoder, operation: str) -> Step:
         d.read(i.operands[-1], "b64")
 
     def step(w: Warp, lanes: Lanes) -> Wait | None:
-        for lane in _each(lanes):
+        for lane in _each(lanes) if operation else _alike(w, lanes, tensor, source):
             _issue_store(w, lane, i, tensor, source, operation)
         return None
 

@@ -152,21 +152,24 @@ def _check_registers(w: Warp, operation: Operation, tracking: Tracking, lanes: L
         )
         tracking.touched -= touched
     last = tracking.last
-    chained = last is not None and last.accumulators == operation.accumulators and last.form == operation.form
+    same_place = last is not None and last.accumulators == operation.accumulators
+    chained = same_place and last is not None and last.form.shape == operation.form.shape
     if not w.pending or (chained and not operation.a_registers):
         return
     for slot in operation.a_registers if chained else operation.slots:
         mark = w.pending.get(slot)
         if mark is None:
             continue
-        accumulator = slot in operation.accumulators
-        same = isinstance(mark, Mark) and accumulator and mark.slot == slot and slot in mark.operation.accumulators
-        if same and isinstance(mark, Mark) and (mark.operation.form == operation.form or last is None):
-            continue  # the accumulators of one shape follow each other in order
-        reads_again = isinstance(mark, Mark) and not accumulator and slot in mark.operation.a_registers
-        if reads_again and isinstance(mark, Mark) and slot not in mark.operation.accumulators:
-            continue  # two operations may read the same registers
-        kind = FaultKind.MISSING_WGMMA_FENCE if same else FaultKind.EARLY_REGISTER
+        kind = FaultKind.EARLY_REGISTER
+        if isinstance(mark, Mark) and mark.slot == slot:
+            before = mark.operation
+            writes = slot in operation.results, slot in before.results
+            if not any(writes):
+                continue  # both only read it
+            if all(writes):
+                if before.form.shape == operation.form.shape or last is None:
+                    continue  # accumulators of one shape follow each other in order, others by a fence
+                kind = FaultKind.MISSING_WGMMA_FENCE
         w.fault(kind, f"touches {w.program.decoder.names[slot]} {mark}", lanes)
         return
 
