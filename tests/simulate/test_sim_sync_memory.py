@@ -1,12 +1,18 @@
-"""Loads, stores and atomics of small kernels (PTX ISA 9.7.9, 9.7.13.5): values, and the faults of bad accesses."""
+"""Loads, stores and atomics of small kernels (PTX ISA 9.7.9, 9.7.13): values, and the faults of bad accesses."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tunekit.simulate.launch.arguments import Buffers, Wanted
+from tunekit.simulate.launch.launch import Launch
+from tunekit.simulate.ptx.read import read_module
+from tunekit.simulate.run import simulate
 
 Run = Callable[..., Any]
 Text = Callable[..., str]
@@ -476,3 +482,27 @@ class TestFlags:
             ran = run_ptx(kernel, {"out": np.zeros(1, np.uint32)}, ("out",), block=(64, 1, 1), seed=seed)
             assert not ran.faults
             assert ran.buffers["out"][0] == 42
+
+
+def test_atomics_of_several_processes(ptx_kernel: Text) -> None:
+    """Eight CTAs in two processes add to one word, which starts at 0."""
+    text = ptx_kernel(
+        """
+        ld.param.u64 %rd1, [out];
+        mov.u32 %r1, 0;
+        AGAIN:
+        atom.global.add.u32 %r2, [%rd1], 1;
+        red.global.max.u32 [%rd1+4], %r2;
+        add.u32 %r1, %r1, 1;
+        setp.lt.u32 %p1, %r1, 20;
+        @%p1 bra AGAIN;
+        ret;
+        """,
+        ".param .u64 out",
+    )
+    buffers = Buffers([Wanted("out", "uint32", (2,), data=np.zeros(2, np.uint32), output=True)])
+    launch = Launch("kernel", (8, 1, 1), (32, 1, 1), (1, 1, 1), 0, {}, (struct.pack("<Q", buffers["out"].address),))
+    report = simulate(launch, read_module(text), buffers, jobs=2)
+    assert report.ok
+    total = 8 * 32 * 20
+    assert list(buffers.bytes_of(buffers["out"]).view(np.uint32)) == [total, total - 1]

@@ -1,4 +1,4 @@
-"""Barriers of a CTA and of a cluster (PTX ISA 9.7.13.1 and 9.7.13.4): who has arrived, and what that makes known.
+"""Barriers of a CTA and of a cluster (PTX ISA 9.7.13): who has arrived, and what that makes known.
 
 A barrier is used in rounds. Whoever arrives gets the round, and may wait until it is done; then the barrier is
 already open for the next round, so a slow waiter never sees arrivals that came after its own round.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import WARP
+from tunekit.simulate.lanes import FULL, WARP
 from tunekit.simulate.order import Knowledge
 
 Report = Callable[[FaultKind, str], None]
@@ -18,12 +18,18 @@ Live = Callable[[int], int]
 
 
 class Round:
-    """One use of a barrier. `known` is what all that arrived have released into it."""
+    """One use of a barrier. `known` is what all that arrived have released into it.
 
-    __slots__ = ("arrived", "done", "expected", "extra", "known", "reduces", "voters", "votes")
+    Waiters ask often, so a round keeps one warp that is missing (`blocker`), and for counted rounds whether some
+    warp has arrived without all its lanes (`partial`): only then can an exit complete the round.
+    """
+
+    __slots__ = ("arrived", "blocker", "done", "expected", "extra", "known", "partial", "reduces", "voters", "votes")
 
     def __init__(self) -> None:
         self.arrived: dict[int, int] = {}
+        self.blocker: int | None = None
+        self.partial = False
         self.expected: int | None = None
         self.extra = 0
         self.done = False
@@ -39,6 +45,13 @@ class Round:
             self.known = known.copy()
         else:
             self.known.join(known)
+
+    def all_there(self, warps: Sequence[int], live: Live) -> bool:
+        """Whether every lane of `warps` that has not exited has arrived."""
+        if self.blocker is not None and live(self.blocker) & ~self.arrived.get(self.blocker, 0):
+            return False
+        self.blocker = next((warp for warp in warps if live(warp) & ~self.arrived.get(warp, 0)), None)
+        return self.blocker is None
 
     def warps_there(self, live: Live) -> int:
         """How many warps have arrived with every lane that has not exited (barrier waits for the whole warp)."""
@@ -95,12 +108,18 @@ class NamedBarrier:
         if votes is not None:
             now.votes += sum(votes)
             now.voters += len(votes)
-        self.settle(now)
+        now.partial |= now.arrived[warp] != FULL
+        self._close(now)
         return now
 
     def settle(self, one: Round) -> bool:
         """Whether the round is done; it may become so by a warp's exit alone."""
-        if not one.done and self._complete(one):
+        if one.done or (one.expected is not None and not one.partial):
+            return one.done
+        return self._close(one)
+
+    def _close(self, one: Round) -> bool:
+        if self._complete(one):
             one.done = True
             if self._round is one:
                 self._round = Round()
@@ -131,7 +150,7 @@ class NamedBarrier:
 
     def _complete(self, one: Round) -> bool:
         if one.expected is None:
-            return all(not self._live(warp) & ~one.arrived.get(warp, 0) for warp in self._warps)
+            return one.all_there(self._warps, self._live)
         return self._there(one) >= one.expected
 
     def _there(self, one: Round) -> int:
@@ -161,7 +180,7 @@ class ClusterBarrier:
 
     def settle(self, one: Round) -> bool:
         """Whether the round is done; it may become so by a warp's exit alone."""
-        if not one.done and all(not self._live(warp) & ~one.arrived.get(warp, 0) for warp in self._warps):
+        if not one.done and one.all_there(self._warps, self._live):
             one.done = True
             if self._round is one:
                 self._round = Round()

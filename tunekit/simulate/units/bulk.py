@@ -1,4 +1,4 @@
-"""Bulk copies (PTX ISA 9.7.9.25.4, 9.7.9.25.6): cp.async.bulk, cp.reduce.async.bulk, bulk groups, prefetch.
+"""Bulk copies (PTX ISA 9.7.9): cp.async.bulk, cp.reduce.async.bulk, bulk groups, prefetch.
 
 They act through the async proxy: what ordinary stores wrote before is seen only behind a fence.proxy.async. Copies
 to shared memory complete on an mbarrier, copies to global memory in the bulk groups of the thread.
@@ -129,19 +129,23 @@ def _to_global(w: Warp, one: Lanes, form: _Form, source: Place, to: int, length:
     writing.strong = form.update is not None
     kept = np.array([k for k in range(length) if mask >> (k % UNIT_BYTES) & 1], dtype=np.int64)
 
-    def act() -> None:
+    def read() -> None:
         data = source.region.read(source.offsets, length, reading)
         operation.read = True
-        if form.update is not None:
-            with cluster.lock:
-                _reduce(form.update, target, data, writing)
-        elif kept.size == length:
-            target.region.write(target.offsets, data, writing)
-        else:
-            target.region.write(target.offsets[:, None] + kept, data[:, kept, None], writing)
-        operation.done = True
 
-    cluster.engine.submit(act, None, what)
+        def write() -> None:
+            if form.update is not None:
+                with cluster.lock:
+                    _reduce(form.update, target, data, writing)
+            elif kept.size == length:
+                target.region.write(target.offsets, data, writing)
+            else:
+                target.region.write(target.offsets[:, None] + kept, data[:, kept, None], writing)
+            operation.done = True
+
+        cluster.engine.submit(write, None, what)
+
+    cluster.engine.submit(read, None, what)
 
 
 def _to_shared(
@@ -249,7 +253,7 @@ def _learn(w: Warp, agent: int, operations: list[Operation], reads_only: bool) -
 
 @instruction("cp.async.bulk.prefetch.L2")
 def prefetch(i: ptx.Instruction, d: Decoder) -> Step:
-    """A hint: the addresses are checked, nothing is copied (9.7.9.25.4.4)."""
+    """A hint: the addresses are checked, nothing is copied."""
     source = d.address(i.operands[0])
     size = d.read(i.operands[1], "b32")
 
