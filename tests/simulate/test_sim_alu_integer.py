@@ -366,6 +366,9 @@ def test_byte_permutation() -> None:
         return result
 
     check_on("prmt.b32 {x}, {a}, {b}, {c};", permute, [a, b, c], ["u32", "u32", "u32"], "u32")
+    for literal in (0x5410, 0x7632, 0x0123, 0x3340, 0xBA98):
+        text = f"prmt.b32 {{x}}, {{a}}, {{b}}, {literal};"
+        check_on(text, lambda v, w, c=literal: permute(v, w, c), [a, b], ["u32", "u32"], "u32")
     # The ISA's table, bytes from the highest: selector value to source bytes.
     tables = {
         "f4e": ["3210", "4321", "5432", "6543"],

@@ -24,7 +24,9 @@ ROUNDINGS = ("rn", "rz", "rm", "rp")
 _EXPONENT = np.array(0x7F800000, np.uint32)
 _SIGN = np.array(0x80000000, np.uint32)
 _LOW_28 = np.array(0x0FFFFFFF, np.int64)
-_SMALLEST_NORMAL = 2.0**-126
+_LOW_29 = np.array(0x1FFFFFFF, np.int64)
+_HALF = np.array(0x10000000, np.int64)
+_SMALLEST_NORMAL = np.array(2.0**-126)
 _TOWARDS = {"rz": np.float32(0), "rm": np.float32(-np.inf), "rp": np.float32(np.inf)}
 
 
@@ -39,7 +41,9 @@ def flush(x: Array) -> None:
     """Makes subnormal float32 values zeros of their sign, in place (.ftz)."""
     bits = x.view(np.uint32)
     exponents = np.bitwise_and(bits, _EXPONENT)
-    if np.count_nonzero(exponents) != exponents.size:
+    normal = np.count_nonzero(exponents)
+    # Zeros are common and need nothing; a subnormal is what has no exponent and is not zero.
+    if normal != exponents.size and normal != np.count_nonzero(x):
         bits[exponents == 0] &= _SIGN
 
 
@@ -71,6 +75,8 @@ def directed(nearest: Array, above: Array, rounding: str) -> Array:
         move = ((nearest > 0) & (above < 0)) | ((nearest < 0) & (above > 0))
     else:
         move = above < 0 if rounding == "rm" else above > 0
+    if 1 not in move.tobytes():
+        return nearest
     return np.where(move, np.nextafter(nearest, _TOWARDS[rounding]), nearest)
 
 
@@ -81,15 +87,15 @@ def _error_of_sum(x: Array, y: Array, s: Array) -> Array:
 
 
 def sum_to_f32(x: Array, y: Array, rounding: str) -> Array:
-    """x + y (float64 whose exact sum is wanted) as float32."""
+    """x + y (float64, their exact sum) as float32 in a directed mode."""
     s = x + y
     error = _error_of_sum(x, y, s)
-    if rounding == "rn":
-        return _nearest_of_sum(s, error)
     nearest = s.astype(np.float32)
-    above = s - nearest
-    result = directed(nearest, np.where(above == 0, error, above), rounding)
-    if rounding == "rm":
+    above = s - nearest.astype(np.float64)
+    if np.count_nonzero(error):
+        above = np.where(above == 0, error, above)
+    result = directed(nearest, above, rounding)
+    if rounding == "rm" and np.count_nonzero(s) != s.size:
         # IEEE 754: an exact zero of two different signs is -0 when rounding down.
         zero = (result == 0) & (s == 0) & (np.signbit(x) | np.signbit(y))
         result = np.where(zero, np.float32(-0.0), result)
@@ -97,14 +103,19 @@ def sum_to_f32(x: Array, y: Array, rounding: str) -> Array:
 
 
 def _nearest_of_sum(s: Array, error: Array) -> Array:
-    """Rounds s + error to float32; s alone decides except where it lies halfway between two values."""
+    """A float64 that rounds to float32 as s + error does.
+
+    That is s itself, except where s lies halfway between two values and the error says on which side.
+    """
+    if not np.count_nonzero(error):
+        return s
     bits = s.view(np.int64)
     scaled = s * 2.0**150
     small = (np.abs(s) < _SMALLEST_NORMAL) & (np.abs(scaled) % 2 == 1)
     halfway = np.where(np.abs(s) < _SMALLEST_NORMAL, small, (bits & 0x1FFFFFFF) == 0x10000000) & (error != 0)
     if halfway.any():
         s = np.where(halfway, np.nextafter(s, np.copysign(np.inf, error)), s)
-    return s.astype(np.float32)
+    return s
 
 
 @cache
@@ -157,10 +168,35 @@ class _Scratch:
     """Buffers for the fused multiply-add of one shape: allocating them anew would cost as much as the arithmetic."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.x, self.y, self.z, self.sum = (np.empty(shape) for _ in range(4))
+        self.single = np.empty((3, *shape), np.float32)
+        self.wide = np.empty((3, *shape))
+        self.x, self.y, self.z = self.wide
+        self.sum = np.empty(shape)
         self.bits = self.sum.view(np.int64)
         self.low = np.empty(shape, np.int64)
+        self.magnitude = np.empty(shape)
+        self.flags = np.empty(shape, np.bool_)
         self.size = self.low.size
+
+    def close(self, ftz: bool) -> bool:
+        """Whether some sum lies halfway between two float32 values, as far as can be seen from the sum alone.
+
+        The least that those have in common, low 28 bits that are zero, is looked at first: most sums lack it.
+        """
+        np.bitwise_and(self.bits, _LOW_28, self.low)
+        if np.count_nonzero(self.low) == self.size:
+            return False
+        np.bitwise_and(self.bits, _LOW_29, self.low)
+        np.equal(self.low, _HALF, self.flags)
+        if 1 in self.flags.tobytes():
+            return True
+        if ftz:
+            return False
+        # Subnormal results have their middles elsewhere. Zeros are exact.
+        np.abs(self.sum, self.magnitude)
+        np.less(self.magnitude, _SMALLEST_NORMAL, self.flags)
+        small = np.count_nonzero(self.flags)
+        return bool(small and small != self.size - np.count_nonzero(self.magnitude))
 
 
 _scratch = cache(_Scratch)
@@ -169,32 +205,33 @@ _scratch = cache(_Scratch)
 @cache
 def fma_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
     """a * b + c with one rounding."""
-    plain = rounding == "rn" and not (ftz or sat)
 
     def kernel(a: Array, b: Array, c: Array, out: Array) -> None:
-        if ftz:
-            a, b, c = flushed(a), flushed(b), flushed(c)
         k = _scratch(a.shape)
-        x, z = k.x, k.z
-        x[...] = a
-        k.y[...] = b
-        z[...] = c
+        x, z, s = k.x, k.z, k.sum
+        if ftz:
+            k.single[0] = a
+            k.single[1] = b
+            k.single[2] = c
+            flush(k.single)
+            k.wide[...] = k.single
+        else:
+            x[...] = a
+            k.y[...] = b
+            z[...] = c
         np.multiply(x, k.y, x)  # exact: 48 bits
         if rounding != "rn":
             finish(sum_to_f32(x, z, rounding), out, ftz, sat)
             return
-        np.add(x, z, k.sum)
-        # Only a sum whose low 28 bits are all zero can lie halfway between two float32 values.
-        np.bitwise_and(k.bits, _LOW_28, k.low)
-        if np.count_nonzero(k.low) != k.size:
-            result = _nearest_of_sum(k.sum, _error_of_sum(x, z, k.sum))
-        else:
-            result = k.sum
-        if plain:
-            out[...] = result
-            settle(out)
-        else:
+        np.add(x, z, s)
+        result = _nearest_of_sum(s, _error_of_sum(x, z, s)) if k.close(ftz) else s
+        if sat:
             finish(result.astype(np.float32), out, ftz, sat)
+            return
+        out[...] = result
+        if ftz:
+            flush(out)
+        settle(out)
 
     return kernel
 

@@ -94,6 +94,8 @@ def setp(i: Instruction, d: Decoder) -> Step:
     pair = type_.endswith("x2")
     destination = i.operands[0]
     if isinstance(destination, Pair):
+        if type_ in ("f16", "bf16"):
+            raise d.unsupported("two predicates for one comparison of this type")
         p, q = d.write(destination.first, "pred"), d.write(destination.second, "pred")
     else:
         if pair:
@@ -128,7 +130,7 @@ def setp(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-# What `set` writes for true, by destination type.
+# What `set` writes for true, by destination type. u32 and s32 of two halves take 0xFFFF for each.
 _TRUE = {
     **dict.fromkeys(("u32", "s32"), 0xFFFFFFFF),
     **dict.fromkeys(("u16", "s16"), 0xFFFF),
@@ -140,6 +142,14 @@ _TRUE = {
 }
 
 
+def _results(type_: str) -> tuple[str, ...]:
+    """Destination types of `set` by the type it compares."""
+    if type_.endswith("x2"):
+        return (type_, "u32", "s32")
+    halves = ("bf16",) if type_ == "bf16" else ("f16", "bf16")
+    return (*halves, "u32", "s32", *(("u16", "s16") if type_ in HALVES else ("f32",)))
+
+
 @instruction("set")
 def set_(i: Instruction, d: Decoder) -> Step:
     m = Modifiers(i, d)
@@ -149,14 +159,12 @@ def set_(i: Instruction, d: Decoder) -> Step:
     compare = comparison(type_, m, d)
     m.end()
     pair = type_.endswith("x2")
-    if result not in _TRUE or pair != result.endswith("x2") or (pair and result != type_):
+    if result not in _results(type_) or (result == "bf16" and "ftz" in i.modifiers):
         raise d.unsupported("this pair of types")
-    if type_ not in HALVES and result not in ("u32", "s32", "f32"):
-        raise d.unsupported("this pair of types")
-    view = {"f32": "u32", "s32": "u32", "s16": "u16"}.get(result, VIEWS[result])
+    view = "h2" if pair else {"f32": "u32", "s32": "u32", "s16": "u16"}.get(result, VIEWS[result])
     o = d.write(i.operands[0], result)
     (view_a, a), (_, b) = (source(d, x, type_) for x in i.operands[1:3])
-    true = _TRUE[result]
+    true = _TRUE[result] & 0xFFFF if pair else _TRUE[result]
 
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         values = getattr(w, view_a)

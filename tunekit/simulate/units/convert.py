@@ -38,10 +38,14 @@ def cvt(i: Instruction, d: Decoder) -> Step:
     if from_ not in (*INTEGERS, *FLOATS) or to not in (*INTEGERS, *FLOATS):
         raise d.unsupported("this pair of types")
     ftz, sat = m.take("ftz"), m.take("sat")
+    if sat and "bf16" in (from_, to):
+        raise d.unsupported(".sat with bf16")
     if ftz and "f32" not in (from_, to):
         raise d.unsupported(".ftz without f32")
     if from_ in INTEGERS:
         rounding = "" if to in INTEGERS else m.choose(ROUNDINGS)
+        if sat and to in INTEGERS and _range(to)[0] <= _range(from_)[0] and _range(from_)[1] <= _range(to)[1]:
+            raise d.unsupported(".sat where nothing can saturate")
         kernel = _integer_to_integer(from_, to, sat) if to in INTEGERS else _integer_to_float(from_, to, rounding, sat)
     elif to in INTEGERS:
         kernel = _float_to_integer(from_, to, m.choose(_TO_INTEGER), ftz)
@@ -159,13 +163,12 @@ def _float_to_float(d: Decoder, m: Modifiers, from_: str, to: str, ftz: bool, sa
     loses = precision < _PRECISION[from_][0] or range_ < _PRECISION[from_][1]
     integral = m.choose(_TO_INTEGER, "none") if from_ == to else "none"
     relu, satfinite = m.take("relu"), m.take("satfinite")
-    rounding = m.choose(ROUNDINGS) if loses else "rn"
+    # From bf16 a rounding is allowed where there is nothing to round.
+    rounding = m.choose(ROUNDINGS) if loses else m.choose(ROUNDINGS, "rn") if from_ == "bf16" and to != from_ else "rn"
     if (relu or satfinite) and (
         from_ != "f32" or to not in ("f16", "bf16") or rounding not in ("rn", "rz") or ftz or sat
     ):
         raise d.unsupported(".relu and .satfinite belong to cvt.rn or .rz from f32 to f16 or bf16")
-    if sat and to == "bf16":
-        raise d.unsupported(".sat to bf16")
     function = _TO_INTEGER.get(integral)
 
     def kernel(a: Array, out: Array) -> None:

@@ -65,7 +65,7 @@ class ConditionCode:
 
 def with_carry(i: Instruction, d: Decoder, type_: str, *, carry_in: bool, carry_out: bool) -> Step:
     """add.cc, addc, sub.cc, subc."""
-    if TYPE_BITS[type_] < 32:
+    if type_ not in ("u32", "s32", "u64", "s64"):
         raise d.unsupported("this type")
     operands(i, d, 3)
     type_ = f"b{TYPE_BITS[type_]}"
@@ -164,6 +164,9 @@ def multiply_add(i: Instruction, d: Decoder, type_: str, half: str, multiply: An
     result = WIDER[type_] if half == "wide" else type_
     operands(i, d, 4)
 
+    def low(a: Array, b: Array, c: Array, out: Array) -> None:
+        np.add(np.multiply(a, b), c, out)
+
     def kernel(a: Array, b: Array, c: Array, out: Array) -> None:
         if saturating:
             out[...] = clamp(multiply(a, b).astype(np.int64) + c, type_)
@@ -171,7 +174,8 @@ def multiply_add(i: Instruction, d: Decoder, type_: str, half: str, multiply: An
             np.add(multiply(a, b).astype(out.dtype, copy=False), c, out)
 
     sources = [source(d, x, t) for x, t in zip(i.operands[1:], (type_, type_, result), strict=True)]
-    return lanewise(kernel, target(d, i.operands[0], result), *sources)
+    simple = i.opcode == "mad" and half == "lo"
+    return lanewise(low if simple else kernel, target(d, i.operands[0], result), *sources)
 
 
 def mad_with_carry(i: Instruction, d: Decoder, type_: str, half: str, *, carry_in: bool, carry_out: bool) -> Step:

@@ -185,12 +185,30 @@ _MODES = {
 }
 
 
+def _pick(i: Instruction, d: Decoder, places: tuple[int, ...]) -> Step:
+    """prmt with a selector that is known and replicates no sign: byte k of the result is byte places[k] of {b, a}."""
+
+    def kernel(a: Array, b: Array, out: Array) -> None:
+        octets = a.view(np.uint8).reshape(-1, 4), b.view(np.uint8).reshape(-1, 4)
+        picked = np.empty((len(a), 4), np.uint8)
+        for k, place in enumerate(places):
+            picked[:, k] = octets[place >> 2][:, place & 3]
+        out[...] = picked.view(np.uint32)[:, 0]
+
+    sources = [source(d, x, "b32") for x in i.operands[1:3]]
+    return lanewise(kernel, target(d, i.operands[0], "b32"), *sources)
+
+
 @instruction("prmt")
 def prmt(i: Instruction, d: Decoder) -> Step:
     m = Modifiers(i, d)
     m.choose(("b32",))
     mode = m.choose(_MODES, "generic")
     m.end()
+    operands(i, d, 4)
+    selector = i.operands[3]
+    if mode == "generic" and isinstance(selector, Immediate) and not selector.value & 0x8888:
+        return _pick(i, d, tuple(selector.value >> (4 * k) & 7 for k in range(4)))
     table = np.array(_MODES[mode]) if mode != "generic" else None
     nibbles = np.arange(0, 16, 4, dtype=np.uint32)
 

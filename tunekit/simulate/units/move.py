@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tunekit.simulate.warp import Warp
 
 _NUMBERS = tuple(f"{kind}{bits}" for kind in "bus" for bits in (16, 32, 64))
-_MOVABLE = ("pred", *_NUMBERS, "f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "b128")
+_MOVABLE = ("pred", *_NUMBERS, "f32", "f64", "b128")
 _UNSIGNED = {1: "pred", 16: "u16", 32: "u32", 64: "u64", 128: "u64x2"}
 CLOCKS = {
     "%clock": 32,

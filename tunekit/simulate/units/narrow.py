@@ -31,7 +31,7 @@ def packed(i: Instruction, d: Decoder) -> Step:
         return _to_halves(i, d, m, format)
     if to == "ue8m0x2" and from_ in ("f32", "bf16x2"):
         rounding, satfinite, relu = m.choose(("rz", "rp")), m.take("satfinite"), False
-    elif to in SMALL and (from_ == "f32" or (from_ == "f16x2" and to in BYTES)):
+    elif to in SMALL and (from_ == "f32" or (from_ == "f16x2" and to in (*BYTES, "e2m1x2"))):
         rounding, satfinite, relu = m.choose(("rn",)), m.take("satfinite"), m.take("relu")
         if not satfinite:
             raise d.unsupported("without .satfinite")
@@ -44,7 +44,7 @@ def packed(i: Instruction, d: Decoder) -> Step:
     shift = 4 if to == "e2m1x2" else 8
 
     def join(high: Array, low: Array, out: Array) -> None:
-        upper, lower = (encode(x, format, rounding, satfinite=satfinite, relu=relu) for x in (high, low))
+        upper, lower = encode(np.stack((high, low)), format, rounding, satfinite=satfinite, relu=relu)
         out[...] = (upper.astype(np.uint16) << shift) | lower
 
     if from_ == "f32":
