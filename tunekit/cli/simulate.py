@@ -53,6 +53,11 @@ EXIT_NOT_MODELLED = 3
     metavar="N",
     help="CTAs (clusters) simulated at once. [default: as many as there are cores]",
 )
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Demand also the tcgen05 fences that the PTX ISA asks for and that known-right kernels leave out.",
+)
 @click.option("--time-limit", type=options.duration, metavar="S", help="Limit of one simulation. [default: none]")
 @options.limit_options
 @options.json_option
@@ -69,6 +74,7 @@ def simulate(
     seed: int,
     ctas: str,
     jobs: int | None,
+    strict: bool,
     time_limit: float | None,
     compile_timeout: float | None,
     trace_timeout: float | None,
@@ -113,6 +119,7 @@ def simulate(
                         ctas=ctas,
                         jobs=jobs,
                         time_limit_s=time_limit,
+                        strict=strict,
                     )
                     simulation = simulator.simulate(job, _teller(on_event))
                 outcome = simulation.outcome()
