@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-from conftest import kernel_text, run
 
 Array = np.ndarray[Any, Any]
+
+
+def _module_of(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"alu_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# By its path, because tests of a GPU, which lie elsewhere, use this file too.
+_harness = _module_of(Path(__file__).with_name("conftest.py"))
 
 _REGISTER = {1: "%p", 2: "%rs", 4: "%r", 8: "%rd"}
 _BITS = {"pred": 1, "b16": 16, "b32": 32, "b64": 64}
@@ -37,6 +53,16 @@ def on_lanes_unguarded(instructions: str, inputs: Sequence[Array], outputs: str 
 
 
 def _run(instruction: str, inputs: Sequence[Array], outputs: str, chosen: Array) -> tuple[Array, ...]:
+    text, buffers = kernel_of(instruction, inputs, outputs, chosen)
+    ran = _harness.run(text, buffers, list(buffers), block=(len(chosen), 1, 1))
+    assert not ran.faults, ran.faults
+    return tuple(ran.buffers[letter] for letter, _ in zip("xyzw", outputs.split(), strict=False))
+
+
+def kernel_of(
+    instruction: str, inputs: Sequence[Array], outputs: str, chosen: Array, target: str = "sm_100a"
+) -> tuple[str, dict[str, Array]]:
+    """The PTX around an instruction, and its buffers in the order of the parameters."""
     count = len(inputs[0])
     assert count % 32 == 0 and count <= 1024
     lines = ["mov.u32 %r1, %tid.x;", *_place("g", 4), "ld.global.b32 %r2, [%rd3];", "setp.ne.b32 %p1, %r2, 0;"]
@@ -65,10 +91,8 @@ def _run(instruction: str, inputs: Sequence[Array], outputs: str, chosen: Array)
             register = "%r3"
         lines += [*_place(letter, size), f"st.global.b{8 * size} [%rd3], {register};"]
     parameters = ", ".join(f".param .u64 p{letter}" for letter in ["g", *buffers])
-    text = kernel_text("\n".join([*lines, "ret;"]), parameters)
-    ran = run(text, {"g": chosen, **buffers}, ["g", *buffers], block=(count, 1, 1))
-    assert not ran.faults, ran.faults
-    return tuple(ran.buffers[letter] for letter, _ in zip("xyzw", outputs.split(), strict=False))
+    text = _harness.kernel_text("\n".join([*lines, "ret;"]), parameters, target)
+    return text, {"g": chosen, **buffers}
 
 
 def _place(letter: str, size: int) -> list[str]:

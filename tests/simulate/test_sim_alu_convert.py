@@ -45,7 +45,7 @@ def limits(type_: str) -> tuple[int, int]:
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if type_[0] == "s" else (0, (1 << bits) - 1)
 
 
-def values(type_: str, seed: int, count: int = 256) -> Array:
+def values(type_: str, seed: int, count: int = 128) -> Array:
     if type_ in INTEGERS:
         return corners(np.dtype(f"u{register_of(type_) // 8}").type, count, seed)
     if type_ == "bf16":
