@@ -42,10 +42,12 @@ ARCH = "sm_90a"
 # hardware drops low bits of the aligned terms: for f16, bf16 and tf32 below single precision's last place; for fp8
 # sm_90 keeps 13 bits behind the point of the largest term (measured by others, e.g. the DeepSeek-V3 report, 3.3.2,
 # "about 14 bits").
-BOUNDS = {"f16": 2.0**-21, "bf16": 2.0**-21, "tf32": 2.0**-21, "e4m3": 2.0**-11, "e5m2": 2.0**-11}
+BOUNDS = {"f16": 2.0**-21, "bf16": 2.0**-21, "tf32": 2.0**-21, "e4m3": 2.0**-10, "e5m2": 2.0**-10}
 # Bound for attention's outputs against the simulator's: relative to the largest |o| of the head. P and O are rounded to
 # bf16 (2^-9), and ex2.approx differs in the last place, which moves a rounding now and then.
 ATTENTION_BOUND = 2.0**-7
+# For float32 outputs: approximations of ex2 and lg2, and sums in another order of rounding.
+FLOAT_BOUND = 2.0**-17
 
 
 def module_of(path: Path, name: str) -> ModuleType:
@@ -438,6 +440,6 @@ def test_a_compiled_kernel_does_in_the_simulator_what_it_does_here(compiled: dic
             continue
         difference = float((theirs.double() - ours.double()).abs().max())
         largest = float(ours.double().abs().max())
-        bound = (ATTENTION_BOUND if ours.dtype is torch.bfloat16 else 2.0**-19) * largest
+        bound = (ATTENTION_BOUND if ours.dtype is torch.bfloat16 else FLOAT_BOUND) * largest
         print(f"{name}: {key} differs by {difference:.3e} at most, largest {largest:.3e}, bound {bound:.3e}")
         assert difference <= bound, key

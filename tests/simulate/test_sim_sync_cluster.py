@@ -1,4 +1,4 @@
-"""Clusters (PTX ISA 9.7.9.22 to 9.7.9.24, 9.7.13.4): remote memory, remote mbarriers, multicast, cluster barriers."""
+"""Clusters (PTX ISA 9.7.9 and 9.7.13): remote memory, remote mbarriers, multicast, cluster barriers."""
 
 from __future__ import annotations
 

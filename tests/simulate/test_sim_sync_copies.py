@@ -1,4 +1,4 @@
-"""Asynchronous copies (PTX ISA 9.7.9.25): cp.async, bulk copies and reductions, their groups, and what goes wrong."""
+"""Asynchronous copies (PTX ISA 9.7.9): cp.async, bulk copies and reductions, their groups, and what goes wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads, stores and atomics of small kernels (PTX ISA 9.7.9, 9.7.13.5): values, and the faults of bad accesses."""
+"""Loads, stores and atomics of small kernels (PTX ISA 9.7.9, 9.7.13): values, and the faults of bad accesses."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def run(text: str, *, seed: int = 0, strict: bool = False, written: bool = True,
     for warp in range(4):
         bench.set({"%r5": 32 * warp << 16, "%r6": 32 * warp << 16 | 64}, warp=warp)
     bench.set({"%p1": lane == 0}, warp=0)
-    bench.set({"%p2": 1}, warp=1)
+    bench.set({"%p5": lane < 0})
+    bench.set({"%p2": 1, "%p5": lane == 0}, warp=1)
     bench.run()
     return bench
 
@@ -122,6 +123,28 @@ def test_a_copy_comes_before_the_product_that_reads_it() -> None:
     bench = run(copy + MMA_TS + COMMIT + WAIT + AFTER + LD + WAIT_LD, strict=True, tensor_a=False)
     assert bench.faults == []
     assert bench.get("%r20", 2).view(np.float32).tolist() == [16.0] * 32
+
+
+@pytest.mark.parametrize(("fence", "expected"), [(BEFORE, set()), ("", {"data race"})])
+def test_a_copy_by_another_thread_comes_before_the_product(fence: str, expected: set[str]) -> None:
+    """Pipelined instructions of different threads (9.7.16.6.4.3): fences and a barrier, but nothing is waited for."""
+    copy = "@%p5 tcgen05.cp.cta_group::1.128x256b [%r2], %rd1;"
+    for seed in range(3):
+        bench = run(copy + fence + BAR + AFTER + MMA_TS + COMMIT + WAIT, tensor_a=False, seed=seed, strict=bool(fence))
+        assert kinds(bench) == expected
+
+
+def test_a_load_does_not_follow_a_copy_that_was_only_issued() -> None:
+    copy = "@%p5 tcgen05.cp.cta_group::1.128x256b [%r2], %rd1;"
+    load = LD.replace("[%r5]", "[%r6]")
+    assert kinds(run(copy + BEFORE + BAR + AFTER + load + WAIT_LD)) & {"data race"}
+
+
+@pytest.mark.parametrize(("after", "expected"), [(AFTER, set()), ("", {"data race"})])
+def test_relaxed_synchronisation_with_fences(after: str, expected: set[str]) -> None:
+    """The canonical patterns of 9.7.16.6.4 use relaxed mbarrier operations: the tcgen05 fences alone make the order."""
+    wait = WAIT.replace("try_wait.parity", "try_wait.parity.relaxed.cluster")
+    assert kinds(run(MMA + COMMIT + wait + after + LD + WAIT_LD)) == expected
 
 
 FILL = "st.shared::cta.v4.b32 [%r7], {%r30, %r31, %r32, %r33};"

@@ -1,4 +1,4 @@
-"""Barriers of a CTA and of a cluster (PTX ISA 9.7.13.1 and 9.7.13.4): who has arrived, and what that makes known.
+"""Barriers of a CTA and of a cluster (PTX ISA 9.7.13): who has arrived, and what that makes known.
 
 A barrier is used in rounds. Whoever arrives gets the round, and may wait until it is done; then the barrier is
 already open for the next round, so a slow waiter never sees arrivals that came after its own round.

@@ -1,4 +1,4 @@
-"""How asynchronous work says that it is done: by an mbarrier (PTX ISA 9.7.9.25.1.2).
+"""How asynchronous work says that it is done: by an mbarrier (PTX ISA 9.7.9, "mbarrier-based completion mechanism").
 
 Copies and tensor-core instructions take a Signal when they are issued and use it when they complete:
 

@@ -1,4 +1,4 @@
-"""Async-groups (PTX ISA 9.7.9.25.1): what a thread has issued, committed, and may wait for.
+"""Async-groups (PTX ISA 9.7.9, "Async-group mechanism"): what a thread has issued, committed, and may wait for.
 
 Each thread has groups of its own. They are kept for a warp, since its threads mostly issue and commit together:
 an operation and a group carry the lanes that they belong to.
@@ -22,7 +22,8 @@ class Operation:
     """One asynchronous operation of some lanes of a warp.
 
     `read` is set once its sources have been read, `done` once its writes are made. Who waits for the reads learns of
-    the agent's work up to `read_epoch`, who waits for all of it up to `epoch`. `waited`: somebody has. `instruction`: what issued it, where a report may want it.
+    the agent's work up to `read_epoch`, who waits for all of it up to `epoch`. `waited`: somebody has.
+    `instruction`: what issued it, where a report may want it.
     """
 
     __slots__ = ("done", "epoch", "instruction", "lanes", "read", "read_epoch", "waited", "what")

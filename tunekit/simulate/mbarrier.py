@@ -1,4 +1,4 @@
-"""The mbarrier object (PTX ISA 9.7.13.15): its counts, its phases, and what a completed phase makes known.
+"""The mbarrier object (PTX ISA 9.7.13): its counts, its phases, and what a completed phase makes known.
 
 An object lives in eight bytes of shared memory, whose content is opaque. Here the counts are kept beside the
 memory and the bytes hold a signature: whoever overwrites them with ordinary stores destroys the object, and the
@@ -22,7 +22,7 @@ Epoch = tuple[int, int]
 """(index of the agent, number): a step of that agent."""
 
 COUNT_LIMIT = 2**20 - 1
-"""Largest count of arrivals, and largest magnitude of the transaction count (9.7.13.15.2)."""
+"""Largest count of arrivals, and largest magnitude of the transaction count ("Contents of the mbarrier object")."""
 
 _PENDING_BITS = 20
 _SIGNATURE = 0x6D62_6172_0000_0000
@@ -34,7 +34,7 @@ class Mbarrier:
     phase counts completed phases from 0; the current phase has parity `phase & 1`. expected and pending are
     arrivals, transactions is the tx-count in bytes. `published` is what the arrivals and transactions of all
     completed phases released: a waiter that sees a phase completed acquires it, and nothing of the phase that
-    is still open (9.7.13.15.16: the ordering is with arrivals of the completed phase).
+    is still open (mbarrier.test_wait: the ordering is with arrivals of the completed phase).
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Mbarrier:
         self.signature = (_SIGNATURE | (serial & 0xFFFF_FFFF)).to_bytes(8, "little")
 
     def arrive(self, count: int, known: Knowledge | None, report: Report) -> int:
-        """The arrive-on operation with `count`; returns the state before it (9.7.13.15.13)."""
+        """The arrive-on operation with `count`; returns the state before it."""
         state = self.state()
         if not 1 <= count <= COUNT_LIMIT:
             report(FaultKind.MBARRIER, f"{self.place}: an arrival counts {count}, outside 1..{COUNT_LIMIT}")
@@ -89,30 +89,30 @@ class Mbarrier:
         return [self.arrive(count, known, report) for _ in range(lanes)]
 
     def arrive_without_completing(self, count: int, known: Knowledge | None, report: Report) -> int:
-        """arrive.noComplete: undefined if it completes the phase (9.7.13.15.13)."""
+        """arrive.noComplete: undefined if it completes the phase."""
         if count >= self.pending and self.transactions == 0:
             report(FaultKind.MBARRIER, f"{self.place} (phase {self.phase}): a .noComplete arrival completes the phase")
         return self.arrive(count, known, report)
 
     def expect_arrivals(self, count: int, report: Report) -> None:
-        """`count` more arrivals in the current phase (cp.async.mbarrier.arrive without .noinc, 9.7.13.15.15)."""
+        """`count` more arrivals in the current phase (cp.async.mbarrier.arrive without .noinc)."""
         if self.pending + count > COUNT_LIMIT:
             report(FaultKind.MBARRIER, f"{self.place}: {self.pending + count} pending arrivals, over {COUNT_LIMIT}")
         self.pending += count
 
     def drop(self, count: int, report: Report) -> None:
-        """The first half of arrive_drop: later phases expect `count` fewer arrivals (9.7.13.15.14)."""
+        """The first half of arrive_drop: later phases expect `count` fewer arrivals."""
         if count > self.expected:
             report(FaultKind.MBARRIER, f"{self.place}: {count} arrivals dropped where {self.expected} are expected")
             count = self.expected
         self.expected -= count
 
     def expect_tx(self, size: int, report: Report) -> None:
-        """The expect-tx operation (9.7.13.15.5.1): `size` more bytes belong to the current phase."""
+        """The expect-tx operation: `size` more bytes belong to the current phase."""
         self._transact(size, report)
 
     def complete_tx(self, size: int, known: Knowledge | None, report: Report) -> None:
-        """The complete-tx operation (9.7.13.15.5.2): `size` bytes have arrived; their writes are released."""
+        """The complete-tx operation: `size` bytes have arrived; their writes are released."""
         self._gather(known)
         self._transact(-size, report)
 
@@ -172,7 +172,7 @@ class Mbarrier:
 
 
 def pending_count(state: int) -> int:
-    """mbarrier.pending_count: the arrivals that were pending when the state was taken (9.7.13.15.17)."""
+    """mbarrier.pending_count: the arrivals that were pending when the state was taken."""
     return state & COUNT_LIMIT
 
 
@@ -187,7 +187,7 @@ class Mbarriers:
         self._serial = 0
 
     def init(self, offset: int, count: int, by: Epoch, report: Report) -> Mbarrier | None:
-        """mbarrier.init (9.7.13.15.9). The caller writes `.signature` to the eight bytes; None if it can't be."""
+        """mbarrier.init. The caller writes `.signature` to the eight bytes; None if it can't be."""
         if not self._aligned(offset, report):
             return None
         old = self._live.get(offset)
@@ -206,7 +206,7 @@ class Mbarriers:
         return fresh
 
     def inval(self, offset: int, report: Report) -> None:
-        """mbarrier.inval (9.7.13.15.10): the bytes may serve another purpose."""
+        """mbarrier.inval: the bytes may serve another purpose."""
         if self.get(offset, report) is not None:
             del self._live[offset]
             self._gone[offset] = "was invalidated"

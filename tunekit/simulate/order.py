@@ -7,6 +7,7 @@ HAPPENED        work that happens before whatever comes next, in the ordinary se
 FENCED_SHARED   generic-proxy work that lies before a fence.proxy.async for shared memory: the async proxy sees it
 FENCED_GLOBAL   the same for global memory
 TENSOR_BEFORE   tcgen05 work that lies before a tcgen05.fence::before_thread_sync or a tcgen05.commit
+TENSOR_ISSUED   tcgen05.mma, cp and shift issued before such a fence, complete or not: others of them come after
 TENSOR          tcgen05 work that the tcgen05 instructions to come may rely on
 """
 
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-HAPPENED, FENCED_SHARED, FENCED_GLOBAL, TENSOR_BEFORE, TENSOR = range(5)
-ROWS = 5
+HAPPENED, FENCED_SHARED, FENCED_GLOBAL, TENSOR_BEFORE, TENSOR_ISSUED, TENSOR = range(6)
+ROWS = 6
 
 Row = NDArray[np.uint32]
 

@@ -1,4 +1,4 @@
-"""Release and acquire patterns (PTX ISA 8.7, 8.8): what fences and strong operations pass from warp to warp.
+"""Release and acquire patterns (PTX ISA chapter 8): what fences and strong operations pass from warp to warp.
 
 A release pattern is a release operation, or a release fence with a later relaxed write; an acquire pattern is the
 mirror image. A warp therefore remembers what it knew at its last fence (relaxed writes pass that on), and what its
@@ -122,7 +122,7 @@ class Flags:
             self._at[address] = known
 
     def update(self, address: int, known: Knowledge | None) -> None:
-        """An atomic read-modify-write keeps what it read in the chain (8.9.2, observation order)."""
+        """An atomic read-modify-write keeps what it read in the chain (chapter 8, observation order)."""
         before = self._at.get(address)
         if known is None:
             return

@@ -1,4 +1,4 @@
-"""The arithmetic of atom, red and of asynchronous reductions (PTX ISA 9.7.13.5, 9.7.13.6, 9.7.9.25.4.2).
+"""The arithmetic of atom, red and of asynchronous reductions (PTX ISA 9.7.13: atom, red; 9.7.9: cp.reduce.async.bulk).
 
 Values are numpy arrays of the type's storage; packed types are arrays of their elements, as memory has them.
 """
@@ -44,7 +44,7 @@ _INTEGER: dict[str, Callable[[Values, Values], Values]] = {
     "inc": lambda old, value: np.where(old >= value, old.dtype.type(0), old + old.dtype.type(1)),
     "dec": lambda old, value: np.where((old == 0) | (old > value), value, old - old.dtype.type(1)),
 }
-# minimum and maximum of one NaN and one number are the number, as for min and max (9.7.4.11, 9.7.4.12).
+# minimum and maximum of one NaN and one number are the number, as for min and max (9.7.4).
 _FLOATING: dict[str, Callable[[Values, Values], Values]] = {"add": np.add, "min": np.fmin, "max": np.fmax}
 
 

@@ -1,4 +1,4 @@
-"""Potentially blocking waits (PTX ISA 9.7.13.15.16): a warp is suspended, but not for ever.
+"""Potentially blocking waits (PTX ISA 9.7.13, mbarrier.try_wait): a warp is suspended, but not for ever.
 
 The hardware ends a suspension after a time of its own choosing. Here it ends when the awaited thing has happened,
 or when nothing else in the cluster can go on: then the wait fails once and the kernel may do something else. A wait

@@ -1,4 +1,4 @@
-"""Between registers and memory: elements of PTX types as bytes (PTX ISA 9.4.1, operand size exceeding type size)."""
+"""Between registers and memory: elements of PTX types as bytes (PTX ISA 9.4, operand size exceeding type size)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Non-bulk asynchronous copies (PTX ISA 9.7.9.25.3): cp.async and its groups.
+"""Non-bulk asynchronous copies (PTX ISA 9.7.9): cp.async and its groups.
 
 The copies of a warp complete in order, at a time of the schedule's choosing. They are weak accesses of the generic
 proxy by an agent of their own; who waits for them learns of that agent's work.

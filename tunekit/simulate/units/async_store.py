@@ -1,4 +1,4 @@
-"""Asynchronous stores and reductions to other CTAs (PTX ISA 9.7.9.13, 9.7.13.7): st.async and red.async.
+"""Asynchronous stores and reductions to other CTAs (PTX ISA 9.7.9, 9.7.13): st.async and red.async.
 
 Each lane's operation happens at a time of its own and then counts its bytes on an mbarrier in the same CTA.
 """

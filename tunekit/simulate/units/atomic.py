@@ -1,4 +1,4 @@
-"""Atomics and reductions on memory (PTX ISA 9.7.13.5, 9.7.13.6): atom and red, scalar, packed and vector.
+"""Atomics and reductions on memory (PTX ISA 9.7.13): atom and red, scalar, packed and vector.
 
 Lanes act one after the other, in lane order. Each operation holds the machine's lock, so that it is atomic towards
 other processes that simulate other clusters of the grid.

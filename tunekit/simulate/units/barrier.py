@@ -1,4 +1,4 @@
-"""Barriers of a CTA (PTX ISA 9.7.13.1, 9.7.13.2): bar and barrier with .sync, .arrive and .red; bar.warp.sync.
+"""Barriers of a CTA (PTX ISA 9.7.13): bar and barrier with .sync, .arrive and .red; bar.warp.sync.
 
 Who has arrived is kept in tunekit.simulate.barrier.
 """

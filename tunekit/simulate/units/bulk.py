@@ -1,4 +1,4 @@
-"""Bulk copies (PTX ISA 9.7.9.25.4, 9.7.9.25.6): cp.async.bulk, cp.reduce.async.bulk, bulk groups, prefetch.
+"""Bulk copies (PTX ISA 9.7.9): cp.async.bulk, cp.reduce.async.bulk, bulk groups, prefetch.
 
 They act through the async proxy: what ordinary stores wrote before is seen only behind a fence.proxy.async. Copies
 to shared memory complete on an mbarrier, copies to global memory in the bulk groups of the thread.
@@ -253,7 +253,7 @@ def _learn(w: Warp, agent: int, operations: list[Operation], reads_only: bool) -
 
 @instruction("cp.async.bulk.prefetch.L2")
 def prefetch(i: ptx.Instruction, d: Decoder) -> Step:
-    """A hint: the addresses are checked, nothing is copied (9.7.9.25.4.4)."""
+    """A hint: the addresses are checked, nothing is copied."""
     source = d.address(i.operands[0])
     size = d.read(i.operands[1], "b32")
 

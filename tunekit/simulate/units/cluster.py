@@ -1,4 +1,4 @@
-"""Clusters (PTX ISA 9.7.9.22 to 9.7.9.24, 9.7.13.4, 9.7.13.18): mapa, getctarank, barrier.cluster, and
+"""Clusters (PTX ISA 9.7.9 and 9.7.13): mapa, getctarank, barrier.cluster, and
 clusterlaunchcontrol, which here always answers that no work is left to take over.
 """
 

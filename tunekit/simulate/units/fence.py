@@ -1,4 +1,4 @@
-"""Fences (PTX ISA 9.7.13.3 and 9.7.13.4): fence, membar and the proxy fences.
+"""Fences (PTX ISA 9.7.13): fence, membar and the proxy fences.
 
 What a fence does to a warp's knowledge is in patterns.py and order.py. A fence's scope is not told apart.
 """

@@ -1,4 +1,4 @@
-"""Loads and stores (PTX ISA 9.7.9.8 to 9.7.9.12): ld, ldu, st, st.bulk.
+"""Loads and stores (PTX ISA 9.7.9): ld, ldu, st, st.bulk.
 
 Cache operators, eviction priorities, prefetch sizes and cache policies are hints: accepted, without effect.
 """
@@ -190,7 +190,7 @@ def _check_vector(w: Warp, addresses: Addresses, total: int, lanes: Lanes) -> No
 
 @instruction("st.bulk")
 def st_bulk(i: ptx.Instruction, d: Decoder) -> Step:
-    """Fills a region of shared memory with zeros (9.7.9.12)."""
+    """Fills a region of shared memory with zeros."""
     space = "shared" if any(word.startswith("shared") for word in i.modifiers) else "generic"
     address = d.address(i.operands[0])
     size = d.read(i.operands[1], "b64", relaxed=True)

@@ -1,4 +1,4 @@
-"""mbarrier instructions (PTX ISA 9.7.13.15). The object itself is in tunekit.simulate.mbarrier."""
+"""mbarrier instructions (PTX ISA 9.7.13). The object itself is in tunekit.simulate.mbarrier."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def inval(i: ptx.Instruction, d: Decoder) -> Step:
 
 @instruction("mbarrier.expect_tx", "mbarrier.complete_tx")
 def transact(i: ptx.Instruction, d: Decoder) -> Step:
-    """expect_tx, and complete_tx: the signal of a completed copy without a copy (9.7.13.15.11, 9.7.13.15.12)."""
+    """expect_tx, and complete_tx: the signal of a completed copy without a copy."""
     address, space = d.address(i.operands[0]), _space(i)
     size = d.read(i.operands[1], "b32")
     expects = i.modifiers[0] == "expect_tx"
@@ -124,7 +124,7 @@ def transact(i: ptx.Instruction, d: Decoder) -> Step:
 
 @instruction("mbarrier.arrive", "mbarrier.arrive_drop")
 def arrive(i: ptx.Instruction, d: Decoder) -> Step:
-    """arrive and arrive_drop, also .expect_tx and .noComplete (9.7.13.15.13, 9.7.13.15.14)."""
+    """arrive and arrive_drop, also .expect_tx and .noComplete."""
     space, semantics = _space(i), _semantics(i, "release")
     expects, incomplete = "expect_tx" in i.modifiers, "noComplete" in i.modifiers
     drops = i.modifiers[0] == "arrive_drop"
@@ -184,7 +184,7 @@ def _arrive(
 
 @instruction("mbarrier.test_wait", "mbarrier.try_wait")
 def wait(i: ptx.Instruction, d: Decoder) -> Step:
-    """test_wait and try_wait, by state or by parity (9.7.13.15.16)."""
+    """test_wait and try_wait, by state or by parity."""
     space, semantics = _space(i), _semantics(i, "acquire")
     polls, by_parity = i.modifiers[0] == "test_wait", "parity" in i.modifiers
     result = d.write(i.operands[0], "pred")
@@ -258,7 +258,7 @@ def pending(i: ptx.Instruction, d: Decoder) -> Step:
 
 @instruction("cp.async.mbarrier.arrive")
 def arrive_after_copies(i: ptx.Instruction, d: Decoder) -> Step:
-    """The mbarrier tracks all earlier cp.async of the thread: they arrive when they are done (9.7.13.15.15)."""
+    """The mbarrier tracks all earlier cp.async of the thread: they arrive when they are done."""
     address: AddressOf = d.address(i.operands[0])
     space = _space(i)
     counted = "noinc" in i.modifiers

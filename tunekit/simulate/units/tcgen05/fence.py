@@ -1,13 +1,22 @@
-"""tcgen05.fence: order between the tcgen05 operations of different threads (PTX ISA 9.7.16.11)."""
+"""tcgen05.fence: order between the tcgen05 operations of different threads (PTX ISA 9.7.16.11).
+
+The fences compose with whatever synchronises the threads, relaxed operations too (9.7.16.6.3): what lies before a
+fence::before_thread_sync is passed on by every later arrival or write, and fence::after_thread_sync learns what every
+earlier wait or read has seen of it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.order import TENSOR, TENSOR_BEFORE
+from tunekit.simulate.order import TENSOR, TENSOR_BEFORE, TENSOR_ISSUED
+from tunekit.simulate.patterns import Patterns
 from tunekit.simulate.ptx.module import Instruction
+from tunekit.simulate.units.tcgen05.state import WarpTensor
 
 if TYPE_CHECKING:
     from tunekit.simulate.warp import Warp
@@ -16,7 +25,17 @@ if TYPE_CHECKING:
 @instruction("tcgen05.fence::before_thread_sync")
 def before_thread_sync(i: Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
-        w.known.fence(TENSOR_BEFORE, TENSOR)
+        known, pipe, patterns = w.known, w.part(WarpTensor).pipe, w.part(Patterns)
+        known.room(pipe.index + 1)
+        known.fence(TENSOR_BEFORE, TENSOR)
+        known.rows[TENSOR_ISSUED, pipe.index] = pipe.epoch
+        pipe.epoch += 1
+        passed = w.cta.cluster.order.knowledge() if patterns.released is None else patterns.released.copy()
+        passed.room(known.rows.shape[1])
+        for row in (TENSOR_BEFORE, TENSOR_ISSUED):
+            mine = passed.rows[row, : known.rows.shape[1]]
+            np.maximum(mine, known.rows[row], out=mine)
+        patterns.released = passed
         return None
 
     return step
@@ -25,7 +44,13 @@ def before_thread_sync(i: Instruction, d: Decoder) -> Step:
 @instruction("tcgen05.fence::after_thread_sync")
 def after_thread_sync(i: Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
-        w.known.fence(TENSOR, TENSOR_BEFORE)
+        known, seen = w.known, w.part(Patterns).observed
+        if seen is not None:
+            known.room(seen.rows.shape[1])
+            for row in (TENSOR_BEFORE, TENSOR_ISSUED):
+                mine = known.rows[row, : seen.rows.shape[1]]
+                np.maximum(mine, seen.rows[row], out=mine)
+        known.fence(TENSOR, TENSOR_BEFORE)
         return None
 
     return step

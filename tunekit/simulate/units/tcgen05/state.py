@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.order import HAPPENED, TENSOR, Access, Agent, Knowledge
+from tunekit.simulate.order import HAPPENED, TENSOR, TENSOR_ISSUED, Access, Agent, Knowledge
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.tensor_memory import COLUMNS, LANES, TensorMemory
 
@@ -121,6 +121,10 @@ class WarpTensor:
         # A tcgen05 fence orders also across synchronisation that is relaxed, which teaches nothing else.
         happened = np.maximum(known.rows[HAPPENED], known.rows[TENSOR])
         relied = known.rows[TENSOR].copy() if self._w.cta.cluster.strict else happened
+        if agent is self.pipe:
+            # Operations of the pipe follow those of other threads that were issued before (9.7.16.6.4.3).
+            for row in (happened, relied):
+                np.maximum(row, known.rows[TENSOR_ISSUED], out=row)
         for row in (happened, relied):
             # Its own earlier operations go first: the pipe is one, and each ld and st is checked against the others
             # of its kind only through what they touch.
