@@ -43,5 +43,5 @@ lint: setup ## Run ruff and mypy
 	.venv/bin/mypy
 
 bench: setup ## Measure the figures that the README quotes; attention's need a GPU
-	@for name in startup store isolation $(if $(shell nvidia-smi -L 2>/dev/null),attention); do \
+	@for name in startup store isolation simulate $(if $(shell nvidia-smi -L 2>/dev/null),attention); do \
 	    echo "== $$name"; .venv/bin/python benchmarks/$$name.py || exit 1; done

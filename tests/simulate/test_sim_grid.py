@@ -54,7 +54,13 @@ def test_a_part_of_a_grid(ptx_kernel):
 
 @pytest.mark.parametrize(
     ("text", "chosen"),
-    [("all", (0, 1, 2, 3, 4, 5, 6, 7)), ("first", (0,)), ("sample", (0, 2, 4, 7)), ("0-2,5", (0, 1, 2, 5)), (" 3 , 1", (1, 3))],
+    [
+        ("all", (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("first", (0,)),
+        ("sample", (0, 2, 4, 7)),
+        ("0-2,5", (0, 1, 2, 5)),
+        (" 3 , 1", (1, 3)),
+    ],
 )
 def test_choosing_ctas(text, chosen):
     assert selected(text, 8) == chosen
@@ -91,7 +97,29 @@ def test_two_ctas_that_write_one_byte(ptx_kernel, jobs):
     report = simulate(launch_of(buffers, (2, 1, 1)), read_module(ptx_kernel(body, OUT)), buffers, jobs=jobs)
     (fault,) = report.faults
     assert fault.kind.value == "data race" and "has written too, and nothing orders them" in fault.message
-    assert "128 of 128 bytes" in fault.message
+    # the values are 0, 1, ... and 100, 101, ...: they differ in their lowest bytes
+    assert "32 of 128 bytes" in fault.message
+
+
+def test_two_ctas_that_write_the_same_value(ptx_kernel):
+    """No matter of chance: whoever comes last, the result is the same."""
+    body = NUMBERED.replace("mad.lo.u32 %r4, %r1, %r2, %r3", "mov.u32 %r4, %r3").replace(
+        "mad.lo.u32 %r5, %r1, 100, %r3", "mov.u32 %r5, 7"
+    )
+    buffers = outputs()
+    report = simulate(launch_of(buffers, (2, 1, 1)), read_module(ptx_kernel(body, OUT)), buffers, jobs=1)
+    assert report.faults == ()
+
+
+def test_ctas_that_take_turns_by_an_atomic(ptx_kernel):
+    """A semaphore may order them, which is not followed: what comes behind an atomic is not judged."""
+    body = NUMBERED.replace("mad.lo.u32 %r4, %r1, %r2, %r3", "mov.u32 %r4, %r3").replace(
+        "st.global.u32 [%rd3]", "atom.global.add.u32 %r6, [%rd1+4096], 1; st.global.u32 [%rd3]"
+    )
+    buffers = Buffers([Wanted("out", "uint32", (2048,), data=np.zeros(2048, np.uint32), output=True)])
+    report = simulate(launch_of(buffers, (2, 1, 1)), read_module(ptx_kernel(body, OUT)), buffers, jobs=2)
+    assert report.faults == ()
+    assert values(buffers)[1024] == 64
 
 
 def test_a_reset_between_schedules_and_equal_results(ptx_kernel):

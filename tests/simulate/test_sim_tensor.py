@@ -470,14 +470,57 @@ def test_where_a_tensor_map_may_lie(run_ptx: Run, ptx_kernel: Run) -> None:
 
 @pytest.mark.parametrize(
     ("at", "swizzle", "says"),
-    [((-1, 0), 3, "to the coordinate -1"), ((0, 0), 5, "with a flipping swizzle")],
-    ids=["negative", "flip"],
+    [
+        ((-4, 0), 3, "to the coordinate -4"),
+        ((0, 0), 5, "with a flipping swizzle"),
+        ((6, 0), 3, "first coordinate 6 times the 4 bytes of a u32 element is no multiple of 16 bytes"),
+    ],
+    ids=["negative", "flip", "off 16 bytes"],
 )
 def test_what_stores_may_not_do(run_ptx: Run, ptx_kernel: Run, at: tuple[int, int], swizzle: int, says: str) -> None:
     before = drawn(50, 40, dtype=np.uint32)
     text = store_kernel(ptx_kernel, store(at))
     ran = run_ptx(text, {"tensor": before, "out": np.zeros(4, np.uint8)}, [made(of(before, (32, 32), swizzle)), "out"])
     assert any(fault.kind.value == "tensor map" and says in fault.message for fault in ran.faults)
+
+
+REDUCE_2D = STORE_2D.replace("cp.async", "cp.reduce.async").replace(".tile", ".add.tile")
+GATHER4 = (
+    "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes "
+    "[%r1], [%rd1, {4, 0, 1, 2, 3}], [%r2];"
+)
+
+
+@pytest.mark.parametrize("copy", ["load", "outside", "reduction", "gather4"])
+def test_a_row_that_starts_off_16_bytes_is_a_fault(run_ptx: Run, ptx_kernel: Run, copy: str) -> None:
+    """Also where all of the box is outside the tensor. Such a copy does nothing."""
+    tensor = drawn(50, 40, dtype=np.uint32 if copy == "reduction" else np.uint16)
+    box = (32, 1) if copy == "gather4" else (32, 32)
+    if copy == "reduction":
+        text, first = store_kernel(ptx_kernel, store((9, 0), REDUCE_2D)), 9
+    elif copy == "gather4":
+        text, first = load_kernel(ptx_kernel, 256, GATHER4), 4
+    else:
+        first = 12 if copy == "load" else 44
+        text = load_kernel(ptx_kernel, 2048, LOAD_2D.format(space="shared::cta", at=f"{first}, 0"))
+    ran = run_ptx(text, {"tensor": tensor, "out": np.zeros(2048, np.uint8)}, [made(of(tensor, box)), "out"])
+    (fault,) = ran.faults
+    assert fault.kind.value == "tensor map"
+    assert f"the first coordinate {first} times the {tensor.itemsize} bytes" in fault.message
+    assert np.array_equal(ran.buffers["tensor"], tensor)
+
+
+def test_rows_shorter_than_the_swizzles_span_leave_gaps(run_ptx: Run, ptx_kernel: Run) -> None:
+    """Rows of 64 bytes lie 128 apart with a swizzle of 128, and the copy counts the bytes without the gaps."""
+    tensor = drawn(50, 64)
+    body = load_kernel(ptx_kernel, 4096, LOAD_2D.format(space="shared::cta", at="32, 3"), before=FILL, expect=2048)
+    text = body.replace("@%p0 bra ISSUED;", f"{FENCE}bar.sync 0;\n@%p0 bra ISSUED;", 1)
+    ran = run_ptx(text, {"tensor": tensor, "out": np.zeros(4096, np.uint8)}, [made(of(tensor, (32, 32), 3)), "out"])
+    assert ran.faults == ()
+    unswizzled = np.frombuffer(swizzled_128(ran.buffers["out"].reshape(32, 128)), np.uint16).reshape(32, 64)
+    assert np.array_equal(unswizzled[:, :32], tensor[3:35, 32:])
+    filled = np.frombuffer(swizzled_128(np.arange(7, 4103, 4, dtype=np.uint32).reshape(32, 32)), np.uint16)
+    assert np.array_equal(unswizzled[:, 32:], filled.reshape(32, 64)[:, 32:])
 
 
 def test_im2col_is_refused(run_ptx: Run, ptx_kernel: Run) -> None:

@@ -298,9 +298,30 @@ def test_shared_addresses_and_coordinates() -> None:
     assert misplaced(GOOD, 0x1400) is None
     assert "0x1440" in (misplaced(GOOD, 0x1440) or "")
     packed = fields("B4X16", "1024 64", "512", "256 32", 3)
-    assert off_coordinates(packed, (2, 5)) is None
+    assert off_coordinates(packed, (32, 5)) is None
     assert off_coordinates(packed, (3, 5))
+    assert "first coordinate 2 times the 4 bits" in (off_coordinates(packed, (2, 5)) or "")
     assert off_coordinates(fields("B6X16_P32", "1024 64", "768", "128 32", 3), (64, 0))
+
+
+@pytest.mark.parametrize(
+    ("element", "good", "bad"),
+    [
+        ("U8", (0, 16, -16, 4096), (1, 8, -1, 17)),
+        ("BF16", (0, 8, -8), (1, 4, -4, 9)),
+        ("F32", (0, 4, -4), (1, 2, -2, 7)),
+        ("S64", (0, 2, -2), (1, -1, 5)),
+    ],
+)
+def test_a_row_starts_at_a_multiple_of_16_bytes(element: str, good: tuple[int, ...], bad: tuple[int, ...]) -> None:
+    each = Element[element].bits // 8
+    tensor = fields(element, "1024 64", str(1024 * each), f"{64 // each} 32", 0)
+    for first in good:
+        assert off_coordinates(tensor, (first, 3)) is None
+    for first in bad:
+        text = off_coordinates(tensor, (first, 0)) or ""
+        assert f"first coordinate {first} times the {each} bytes of a {element.lower()} element" in text
+        assert text.endswith("is no multiple of 16 bytes")
 
 
 # ---- swizzle -----------------------------------------------------------------------------------------------------
@@ -393,10 +414,13 @@ def test_a_box_moves_the_bytes_that_a_plain_loop_moves(drawn: tuple[TensorMap, t
     for address, piece in zip(place.addresses, pieces, strict=True):
         for byte in range(place.piece_bytes):
             memory[int(address) + byte] = int(piece[byte])
-    assert place.total_bytes == len(memory) == len(expected)
+    assert len(memory) == len(expected)
+    pitch = SPANS.get(tensor.swizzle, 128) if tensor.swizzle else tensor.row_bytes
+    assert place.total_bytes == len(box.rows) * pitch
     table = ISA_TABLES[tensor.swizzle]
     for offset in expected:
-        line, column = divmod(shared + offset, 128)
+        row, rest = divmod(offset, tensor.row_bytes)
+        line, column = divmod(shared + row * pitch + rest, 128)
         at = line * 128 + table[line % len(table)].index(str(column // 16)) * 16 + column % 16
         if tensor.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B and line % 2:
             at ^= 8

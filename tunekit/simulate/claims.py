@@ -45,8 +45,8 @@ class Claims:
         if access.strong:
             self._synchronised = True
 
-    def write(self, buffer: Buffer, cells: NDArray[np.int64], access: Access) -> None:
-        """A write of bytes of `buffer` (indexes, any shape)."""
+    def write(self, buffer: Buffer, cells: NDArray[np.int64], data: NDArray[np.uint8], access: Access) -> None:
+        """A write of `data` to bytes of `buffer` (indexes, any shape), before it is done."""
         if access.strong:
             self._synchronised = True
             return
@@ -58,7 +58,8 @@ class Claims:
             owner[cells] = self._mine
         if self._synchronised:
             return
-        foreign = (before != 0) & (before != self._mine)
+        # The same value twice is no matter of chance: CTAs that share a row may all write its sum.
+        foreign = (before != 0) & (before != self._mine) & (buffer.data[cells] != data)
         if not foreign.any():
             return
         cell = int(cells[foreign].flat[0])

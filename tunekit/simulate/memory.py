@@ -169,7 +169,7 @@ class GlobalMemory:
             if access is not None:
                 self._shadow(number).write(cells, access)
                 if self._claims is not None:
-                    self._claims.write(buffer, cells, access)
+                    self._claims.write(buffer, cells, data[chosen], access)
             if buffer.written is not None:
                 buffer.written[cells] = True
             buffer.initialised[cells] = True

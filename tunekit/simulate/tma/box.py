@@ -1,8 +1,10 @@
 """Boxes: which bytes of global and of shared memory one tensor copy moves (PTX ISA 5.5.2, 5.5.4 and 5.5.7).
 
-A box is a stack of rows along dimension 0. A row is contiguous in global memory; the rows follow one another without
-gaps in shared memory, dimension 1 fastest, before the swizzle moves their pieces. Whether an element is inside the
-tensor is a matter of its row and of its place in the row, so two masks of one dimension each say it for all.
+A box is a stack of rows along dimension 0. A row is contiguous in global memory. In shared memory the rows follow one
+another, dimension 1 fastest, before the swizzle moves their pieces: without gaps where there is no swizzle; with one,
+each begins as many bytes after the one before as the swizzle spans, so that a shorter row leaves a gap. Whether an
+element is inside the tensor is a matter of its row and of its place in the row, so two masks of one dimension each say
+it for all.
 """
 
 from __future__ import annotations
@@ -152,7 +154,8 @@ def _filled(tensor: TensorMap, rows: int, row_bytes: int) -> Bytes:
 class Place:
     """Where a box lies in shared memory: `addresses` int64[pieces], each of `piece_bytes`, in the order of the image.
 
-    With padded types a piece is followed by a gap that no copy touches.
+    A gap that no copy touches follows each piece of a padded type, and each row shorter than the swizzle's span.
+    total_bytes: from the box's start to the end of its last row, gaps included.
     """
 
     addresses: Int64Array
@@ -175,17 +178,18 @@ def _offsets(tensor: TensorMap, rows: int, phase: int) -> tuple[Int64Array, int,
     pattern = PATTERNS[tensor.swizzle]
     if tensor.element.padded:
         pitch, piece = _PADDED_CHUNKS[tensor.element]
-        chunks = rows * tensor.extent[0] // CHUNK_BYTES
+        chunks = tensor.extent[0] // CHUNK_BYTES
     else:
         pitch = piece = pattern.piece_bytes
-        chunks = rows * tensor.row_bytes // piece
+        chunks = tensor.row_bytes // piece
         if not pattern.flips:  # one run of bytes
-            pitch = piece = chunks * piece
-            chunks = 1
-    linear = np.arange(chunks, dtype=np.int64) * pitch
-    offsets = swizzled(linear + phase, tensor.swizzle) - phase
+            pitch = piece = rows * tensor.row_bytes
+            rows = chunks = 1
+    row_pitch = max(chunks * pitch, pattern.span_bytes)
+    linear = np.arange(rows, dtype=np.int64)[:, None] * row_pitch + np.arange(chunks, dtype=np.int64) * pitch
+    offsets = swizzled(linear.reshape(-1) + phase, tensor.swizzle) - phase
     offsets.setflags(write=False)
-    return offsets, piece, chunks * pitch
+    return offsets, piece, rows * row_pitch
 
 
 def pieces(image: Bytes, placed: Place) -> Bytes:

@@ -22,13 +22,13 @@ _WIDTHS = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
 _INTEGERS: dict[str, Any] = {"u8": np.uint8, "s8": np.int8}
 
 
-def bytes_used(element: str, container_bits: int) -> int:
-    """How many of the 16 bytes of a chunk hold elements: the rest is padding, which nobody needs to write."""
-    return 2 * _WIDTHS.get(element, 8) if container_bits == 8 else 16
+def chunk_bytes(element: str, container_bits: int) -> int:
+    """How many bytes of a chunk of 16 hold elements; behind them is padding, which nothing need have written."""
+    return 16 if container_bits == 4 else 2 * _WIDTHS.get(element, 8)
 
 
 def from_chunks(chunks: NDArray[np.uint8], element: str, container_bits: int, major: Major) -> Float64:
-    """The operand [rows, k] in the chunks [., ., bytes_used] of shared memory, as `layout.chunk_addresses` finds them.
+    """The operand [rows, k] in the chunks [., ., chunk_bytes] of shared memory, as `layout.chunk_addresses` finds them.
 
     container_bits: 8 for elements of 4 and 6 bits of the f8f6f4 kinds, which come 16 to a chunk with the padding
     behind them (9.7.16.10.4.4); 4 for the mxf4 kinds, 32 to a chunk.
@@ -46,9 +46,9 @@ def _numbers(chunks: NDArray[np.uint8], element: str, container_bits: int) -> Fl
     if container_bits == 4:
         return _decoded(nibbles(chunks), element)
     if width == 4:
-        return _decoded(nibbles(chunks[..., :8]), element)
+        return _decoded(nibbles(chunks), element)
     if width == 6:
-        return _decoded(sextets(chunks[..., :12]), element)
+        return _decoded(sextets(chunks), element)
     return _decoded(_typed(chunks, element), element)
 
 

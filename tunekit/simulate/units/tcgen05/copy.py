@@ -69,15 +69,18 @@ def destinations(shape: str, multicast: str) -> Index:
     return lanes
 
 
+_SOURCE_BYTES = {"b4x16_p64": 8, "b6x16_p32": 12, "": 16}
+
+
 def decompressed(chunks: NDArray[np.uint8], source: str) -> NDArray[np.uint8]:
-    """uint8[..., 16]: chunks of 16 bytes with 16 elements of 4 or 6 bits, each in a byte of its own (9.7.16.9.1).
+    """uint8[..., 16]: chunks with 16 elements of 4 or 6 bits, each in a byte of its own (9.7.16.9.1).
 
     An element of 4 bits goes to bits 2-5, where tcgen05.mma looks for it (9.7.16.10.4.3).
     """
     if source == "b4x16_p64":
-        return np.left_shift(nibbles(chunks[..., :8]), 2, dtype=np.uint8)
+        return np.left_shift(nibbles(chunks), 2, dtype=np.uint8)
     if source == "b6x16_p32":
-        return sextets(chunks[..., :12])
+        return sextets(chunks)
     return chunks
 
 
@@ -113,7 +116,7 @@ class _Copy:
                 message = f"the source ({self.place}): 16 bytes at {where}, outside shared memory"
                 self.warp.fault(FaultKind.OUT_OF_BOUNDS, message, None, self.instruction)
                 continue
-            chunks = decompressed(cta.shared.read(found, 16, self.shared), self.source)
+            chunks = decompressed(cta.shared.read(found, _SOURCE_BYTES[self.source], self.shared), self.source)
             words = np.ascontiguousarray(chunks).reshape(rows, width).view(np.uint32)
             copies = np.tile(words, (lanes.size // rows, 1))[np.argsort(lanes, kind="stable")]
             tensor(cta).memory.write(at_lanes, at_columns, copies, touched, self.tensor)

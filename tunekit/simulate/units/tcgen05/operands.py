@@ -15,7 +15,7 @@ from tunekit.simulate.matrix.layout import Major, Place, chunk_addresses
 from tunekit.simulate.order import Access
 from tunekit.simulate.tensor_memory import Where, groups
 from tunekit.simulate.units.tcgen05.address import show, split
-from tunekit.simulate.units.tcgen05.arithmetic import Float64, bytes_used, from_chunks, from_words
+from tunekit.simulate.units.tcgen05.arithmetic import Float64, chunk_bytes, from_chunks, from_words
 from tunekit.simulate.units.tcgen05.data_path import scale_cells
 from tunekit.simulate.units.tcgen05.state import tensor
 
@@ -63,7 +63,7 @@ def from_shared(
             f"{name} ({place}): 16 bytes at {cta.shared.where(outside)}, outside shared memory",
         )
         return None
-    chunks = cta.shared.read(found, bytes_used(elements.type, elements.bits), reader.shared)
+    chunks = cta.shared.read(found, chunk_bytes(elements.type, elements.bits), reader.shared)
     return from_chunks(chunks, elements.type, elements.bits, elements.major)
 
 
