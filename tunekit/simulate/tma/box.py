@@ -1,9 +1,10 @@
 """Boxes: which bytes of global and of shared memory one tensor copy moves (PTX ISA 5.5.2, 5.5.4 and 5.5.7).
 
-A box is a stack of rows along dimension 0. A row is contiguous in global memory; the rows follow one another in shared
-memory, dimension 1 fastest, before the swizzle moves their pieces. Without a swizzle there are no gaps between them;
-with one, each row begins as many bytes after the one before as the swizzle spans, so that a shorter row leaves a gap. Whether an element is inside the
-tensor is a matter of its row and of its place in the row, so two masks of one dimension each say it for all.
+A box is a stack of rows along dimension 0. A row is contiguous in global memory. In shared memory the rows follow one
+another, dimension 1 fastest, before the swizzle moves their pieces: without gaps where there is no swizzle; with one,
+each begins as many bytes after the one before as the swizzle spans, so that a shorter row leaves a gap. Whether an
+element is inside the tensor is a matter of its row and of its place in the row, so two masks of one dimension each say
+it for all.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def _filled(tensor: TensorMap, rows: int, row_bytes: int) -> Bytes:
 class Place:
     """Where a box lies in shared memory: `addresses` int64[pieces], each of `piece_bytes`, in the order of the image.
 
-    With padded types a piece is followed by a gap that no copy touches, and so is a row shorter than the swizzle's span.
+    A gap that no copy touches follows each piece of a padded type, and each row shorter than the swizzle's span.
     total_bytes: from the box's start to the end of its last row, gaps included.
     """
 
