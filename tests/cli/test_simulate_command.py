@@ -55,7 +55,7 @@ def test_clean(simulated):
     assert "clean: the results agree with the oracle (cosine 0.99999910, relative norm error 1.50e-03" in done.out
     assert "grid 4x2x1, clusters of 2x1x1, 128 threads, 2,048 B dynamic smem; all 8 CTAs simulated" in done.out
     assert "1 schedule (seed 5): 30,000 warp instructions in 2.00 s, 15,000 a second" in done.out
-    assert "note: lane 0 says hello" in done.out
+    assert "note: lane 0 says hello" in done.out and "  PTX: k.ptx" in done.out
     assert max(len(line) for line in done.out.splitlines()) < 200
     (job,) = jobs
     assert (job.schedules, job.seed, job.ctas, job.jobs, job.time_limit_s) == (1, 0, "all", None, None)

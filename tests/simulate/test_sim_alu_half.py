@@ -23,7 +23,7 @@ OPERATIONS: dict[str, Callable[..., float]] = {
 }
 
 
-def patterns(format: str, seed: int, count: int = 512) -> Array:
+def patterns(format: str, seed: int, count: int = 256) -> Array:
     if format == "f16":
         return float_corners(count, seed, np.float16)
     return (float_corners(count, seed) >> np.uint32(16)).astype(np.uint16)

@@ -124,10 +124,12 @@ def simulate(
                     simulation = simulator.simulate(job, _teller(on_event))
                 outcome = simulation.outcome()
                 statuses.append(outcome.status)
+                ptx = None if isinstance(found, Outcome) else found["ptx"]
                 collected.append(
                     {
                         "problem": problem,
                         "variant": variant,
+                        "ptx": ptx,
                         "status": outcome.status,
                         "reason": outcome.reason,
                         "figures": simulation.figures,
@@ -136,7 +138,8 @@ def simulate(
                     }
                 )
                 if not as_json:
-                    _print(simulation, f"{loaded.name} on {chosen.name} ({why}): {problem}", variant, out)
+                    out.heading(f"{loaded.name} on {chosen.name} ({why}): {problem}")
+                    _print(simulation, variant, ptx, out)
     if as_json:
         out.json(collected)
     if Status.NOT_MODELLED in statuses and all(s in (Status.OK, Status.NOT_MODELLED) for s in statuses):
@@ -144,11 +147,12 @@ def simulate(
     return 0 if all(status is Status.OK for status in statuses) else 1
 
 
-def _print(simulation: Any, heading: str, variant: Variant, out: Printer) -> None:
+def _print(simulation: Any, variant: Variant, ptx: str | None, out: Printer) -> None:
     from tunekit.report.simulation import print_simulation
 
-    out.heading(heading)
     out.line(f"  {variant.id} {variant}")
+    if ptx is not None:
+        out.line(f"  PTX: {ptx}")
     print_simulation(simulation, out)
     out.line()
 

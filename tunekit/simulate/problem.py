@@ -5,6 +5,7 @@ Part of a grid is compared on what it wrote: its own elements, which nothing els
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from tunekit.simulate.launch.capture import LaunchError, capture
 from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.run import clusters_of, simulate
 from tunekit.spec import load_spec
+from tunekit.spec.inputs import draw
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +39,13 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
         TunekitError: the artifact can't be loaded.
     """
     from tunekit.oracle.judge import Figures, judge
-    from tunekit.oracle.reference import reference_outputs
 
     begin = time.monotonic()
     phase("prepare", f"inputs and oracle of {job.problem}")
     spec, arch = load_spec(job.spec), parse_arch(job.variant.arch)
     module = read_module(Path(job.ptx).read_text(), Path(job.ptx).name)
     arguments = arguments_of(spec, job.problem, job.seed)
-    wanted = reference_outputs(spec, job.problem, arguments.drawn)
+    wanted = oracle(job.spec, job.problem, job.seed)
     try:
         launches = capture(Path(job.so), job.symbol, arguments.call, arch, module)
     except LaunchError as error:
@@ -74,6 +75,17 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
     )
     seconds = Values(prepare=prepared - begin, run=time.monotonic() - prepared)
     return Simulation(report, figures.values(len(report.schedules)), seconds=seconds)
+
+
+@functools.lru_cache(maxsize=1)
+def oracle(reference: str, problem: Values, seed: int) -> dict[str, torch.Tensor]:
+    """The reference's outputs for a problem's inputs, kept from one variant to the next: they can take a minute."""
+    import torch
+
+    from tunekit.oracle.reference import reference_outputs
+
+    spec = load_spec(reference)
+    return reference_outputs(spec, problem, draw(spec, problem, seed, torch.device("cpu")))
 
 
 def unwritten(dtype: torch.dtype) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 from tunekit.child import die_with_parent
 from tunekit.errors import SpecError, TunekitError, UserError, words_of
 
-# One process a CTA is the parallelism; a BLAS with threads of its own would only fight it.
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# Processes are the parallelism, and numpy's BLAS would only fight them. The oracle's threads are done by then.
+ONE_THREAD = "OPENBLAS_NUM_THREADS"
 
 
 def main() -> None:
@@ -28,8 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.life)
     os.dup2(2, 1)
-    for name in ONE_THREAD:
-        os.environ.setdefault(name, "1")
+    os.environ.setdefault(ONE_THREAD, "1")
     serve(arguments.reply)
 
 

@@ -131,7 +131,7 @@ def _vprintf(d: Decoder, results: tuple[Operand, ...], arguments: tuple[Operand,
             one = Lanes.of(1 << int(lane))
             text = _text(w, _pointer(w, form, one), one)
             block = _pointer(w, values, one)
-            note(w, _formatted(w, text, block, one))
+            note(w, f"cta {w.cta.coordinates} warp {w.number} lane {lane}: {_formatted(w, text, block, one)}")
         if result is not None:
             one_each = np.tile(np.frombuffer(struct.pack("<i", 1), np.uint8), (lanes.count, 1))
             w.store("local", np.full(lanes.count, result, dtype=np.int64), one_each, lanes)
