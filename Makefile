@@ -9,7 +9,7 @@ PYTEST = .venv/bin/python -m pytest
 arch = $(if $(ARCH),--arch $(ARCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test test-slow test-gpu check lint bench
+.PHONY: help setup sweep test test-slow test-peers test-gpu check lint bench
 
 help: ## Show this
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -26,6 +26,10 @@ test: setup ## Run the tests that need no GPU, two files at a time
 
 test-slow: setup ## Run the tests that need no GPU, the long ones too
 	$(PYTEST) -m "not gpu" $(ARGS)
+
+test-peers: setup ## Simulate flash-attn-4's, quack's and CUTLASS's kernels (installs the extra "peers")
+	.venv/bin/python -m pip install --quiet -e '.[peers]'
+	$(PYTEST) tests/peers $(ARGS)
 
 test-gpu: setup ## Run the tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu tests/gpu $(ARGS)

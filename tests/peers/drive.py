@@ -27,8 +27,10 @@ def main() -> None:
     parser.add_argument("case")
     parser.add_argument("--directory", type=Path, required=True, help="where compiled kernels are kept")
     parser.add_argument("--room", type=int, default=2, help="clusters that the GPU holds at once")
-    parser.add_argument("--clusters", type=int, help="simulate only the first ones of the grid")
+    parser.add_argument("--ctas", help="which of the grid, as `tunekit simulate --ctas` takes them")
+    parser.add_argument("--schedules", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int)
     parser.add_argument("--compile-only", action="store_true")
     options = parser.parse_args()
     peer = importlib.import_module(options.peer)
@@ -42,32 +44,27 @@ def main() -> None:
             return
         directory = options.directory / f"{compiled.name}.arguments"
         copy_back = write(values, case.outputs, directory)
-        job = {
-            "object": str(compiled.object),
-            "ptx": str(compiled.ptx),
-            "symbol": compiled.symbol,
-            "arguments": str(directory),
-            "arch": case.arch,
-            "seed": options.seed,
-            "clusters": options.clusters,
-        }
+        job = {name: getattr(options, name) for name in ("ctas", "schedules", "seed", "jobs")}
+        job |= {name: str(getattr(compiled, name)) for name in ("object", "ptx", "symbol")}
+        job |= {"arguments": str(directory), "arch": case.arch}
         done = subprocess.run([sys.executable, str(SIMULATED), json.dumps(job)], stdout=subprocess.PIPE, check=True)
-        facts["launches"] = json.loads(done.stdout)
+        facts["report"] = json.loads(done.stdout)
         copy_back()
 
     options.directory.mkdir(parents=True, exist_ok=True)
     with no_gpu(case.arch, options.directory, options.case, room=options.room, call=call):
         outputs = peer.run(case, options.seed)
-    print(json.dumps({"kernels": kernels, "outputs": {name: difference(*pair) for name, *pair in outputs}}))
+    print(json.dumps({"kernels": kernels, "outputs": {name: difference(*rest) for name, *rest in outputs}}))
 
 
-def difference(result: Any, oracle: Any) -> dict[str, float]:
-    """How far a result is from its oracle. Elements that were never written (NaN) are counted and left out."""
+def difference(result: Any, oracle: Any, limit: float) -> dict[str, float]:
+    """How far a result is from its oracle, and may be. Elements never written (NaN) are counted and left out."""
     written = ~result.isnan()
     error = (result - oracle)[written]
     return {
         "missing": int((~written).sum()),
         "of": result.numel(),
+        "limit": limit,
         "largest": float(error.abs().max()) if error.numel() else 0.0,
         "relative_norm": float(error.norm() / oracle[written].norm()) if error.numel() else 0.0,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 
 # A peer whose host code passes tensors as pointers puts them here.
 passed_by_pointer: list[Any] = []
-POISON = 0xFF  # a NaN in every float type
 
 
 def write(values: Sequence[Any], outputs: Sequence[int], directory: Path) -> Callable[[], None]:
@@ -24,20 +24,18 @@ def write(values: Sequence[Any], outputs: Sequence[int], directory: Path) -> Cal
 
     `outputs` are the positions of the arguments that the kernel writes: they hold no value before.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors: list[tuple[Any, Path]] = []
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    tensors: list[tuple[Any, Path, bool]] = []
 
     def described(value: Any, output: bool) -> Any:
         if isinstance(value, tuple):
             return [described(item, output) for item in value]
         if hasattr(value, "data_ptr"):
             path = directory / f"{len(tensors)}.bin"
-            data = memory_of(value)
-            path.write_bytes(bytes([POISON]) * data.size if output else data.tobytes())
-            if output:
-                tensors.append((value, path))
-            else:
-                tensors.append((None, path))
+            tensors.append((value, path, output))
+            if not output:
+                path.write_bytes(memory_of(value).tobytes())
             dtype = str(value.dtype).removeprefix("torch.")
             return {
                 "file": path.name,
@@ -58,8 +56,8 @@ def write(values: Sequence[Any], outputs: Sequence[int], directory: Path) -> Cal
     (directory / "call.json").write_text(json.dumps(call))
 
     def copy_back() -> None:
-        for tensor, path in tensors:
-            if tensor is not None:
+        for tensor, path, output in tensors:
+            if output:
                 memory_of(tensor)[:] = np.fromfile(path, np.uint8)
 
     return copy_back

@@ -1,36 +1,29 @@
 """Simulate one call of a compiled kernel: ``python simulated.py '{"object": ..., "arguments": DIR, ...}'``.
 
-The arguments are as handover.py wrote them; outputs are left in their files. Prints one JSON line.
+The arguments are as handover.py wrote them; outputs are left in their files. Prints the report as JSON.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tunekit.arch import parse_arch
-from tunekit.simulate.cluster import Cluster
-from tunekit.simulate.faults import Faults, Unsupported
+from tunekit.simulate.launch.arguments import Buffers, Wanted
 from tunekit.simulate.launch.capture import capture_object
-from tunekit.simulate.launch.dlpack import DeviceTensor
-from tunekit.simulate.launch.launch import Launch
-from tunekit.simulate.memory import Buffer
-from tunekit.simulate.program import Program
-from tunekit.simulate.ptx.module import Module
 from tunekit.simulate.ptx.read import read_module
+from tunekit.simulate.run import simulate
 
 
-def main(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """The facts of each launch."""
+def main(job: dict[str, Any]) -> dict[str, Any]:
     directory = Path(job["arguments"])
-    memory: list[Buffer] = []
+    call = json.loads((directory / "call.json").read_text())
+    buffers = Buffers([wanted(value, directory) for value in tensors(call)])
 
     def argument(value: Any) -> Any:
         if isinstance(value, list):
@@ -38,45 +31,32 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(value, dict):
             return value
         if "address_of" in value:
-            return ctypes.c_void_p(argument(value["address_of"]).address)
-        if "pointer" in value:
-            return ctypes.c_void_p(value["pointer"])
-        data = np.memmap(directory / value["file"], np.uint8, "r+")
-        buffer = Buffer(f"argument {value['file']}", data.ctypes.data, data, np.full(data.size, not value["output"]))
-        memory.append(buffer)
-        return DeviceTensor(buffer.address, value["dtype"], tuple(value["shape"]), tuple(value["strides"]))
+            return ctypes.c_void_p(buffers[value["address_of"]["file"]].address)
+        return ctypes.c_void_p(value["pointer"]) if "pointer" in value else buffers[value["file"]]
 
-    arguments = [argument(value) for value in json.loads((directory / "call.json").read_text())]
     module = read_module(Path(job["ptx"]).read_text(), job["ptx"])
-    launches = capture_object(Path(job["object"]), job["symbol"], arguments, parse_arch(job["arch"]), module)
-    return [simulate(module, launch, memory, job["seed"], job["clusters"]) for launch in launches]
+    arch = parse_arch(job["arch"])
+    launches = capture_object(Path(job["object"]), job["symbol"], list(map(argument, call)), arch, module)
+    chosen = {name: job[name] for name in ("schedules", "seed", "ctas", "jobs")}
+    report = simulate(launches, module, buffers, **chosen)
+    for buffer in buffers.buffers:
+        if buffer.output:
+            buffers.bytes_of(buffer).tofile(directory / buffer.name)
+    return report.to_payload()
 
 
-def simulate(module: Module, launch: Launch, memory: list[Buffer], seed: int, clusters: int | None) -> dict[str, Any]:
-    """Simulate the first `clusters` clusters of a launch, or all."""
-    facts: dict[str, Any] = {"grid": launch.grid, "block": launch.block, "cluster": launch.cluster}
-    facts["smem_bytes"] = launch.shared_bytes
-    started = time.perf_counter()
-    kernel = module.kernels[launch.kernel]
-    program = Program.of(module, kernel, launch.shared_bytes)
-    facts["decode_s"] = round(time.perf_counter() - started, 2)
-    count = math.prod(launch.grid) // math.prod(launch.cluster)
-    faults, states, seconds, instructions = Faults(), [], [], 0
-    try:
-        for number in range(min(count, clusters or count)):
-            result = Cluster(program, launch, number, memory, seed=seed).run()
-            faults.merge(result.faults)
-            states.append(result.state)
-            seconds.append(round(result.seconds, 2))
-            instructions += result.instructions
-    except Unsupported as refusal:
-        states.append(f"unsupported: {refusal}")
-    return facts | {
-        "states": states,
-        "seconds": seconds,
-        "instructions": instructions,
-        "faults": [f"{f.kind.value} x{f.count}: {f.message} ({f.place})" for f in faults.all()],
-    }
+def tensors(value: Any) -> list[dict[str, Any]]:
+    """The descriptions of the tensors within a call."""
+    if isinstance(value, list):
+        return [found for item in value for found in tensors(item)]
+    if not isinstance(value, dict) or "pointer" in value:
+        return []
+    return [value.get("address_of", value)]
+
+
+def wanted(value: dict[str, Any], directory: Path) -> Wanted:
+    data = None if value["output"] else np.fromfile(directory / value["file"], np.uint8)
+    return Wanted(value["file"], value["dtype"], tuple(value["shape"]), tuple(value["strides"]), data, value["output"])
 
 
 if __name__ == "__main__":
