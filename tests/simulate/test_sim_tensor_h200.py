@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunekit.simulate.reduction import STORAGE, combine
 from tunekit.simulate.tma.rules import problems
 from tunekit.simulate.tma.swizzle import Swizzle
 from tunekit.simulate.tma.tensor_map import Element, TensorMap
@@ -70,16 +69,21 @@ def ran(
 
 
 @pytest.mark.parametrize("row", rows("reduction"), ids=named)
-def test_reductions_of_special_values(row: dict[str, Any]) -> None:
+def test_reductions_of_special_values(run_ptx: Run, row: dict[str, Any]) -> None:
     width = len(row["values"][0])
     kind = np.dtype({4: np.uint16, 8: np.uint32}[width])
     values = np.array([int(value, 16) for value in row["values"]], kind)
     results = [int(row["results"][n : n + width], 16) for n in range(0, len(row["results"]), width)]
-    type_ = row["element"].lower().removesuffix("_ftz")
-    old, new = (part[: len(results)].view(STORAGE[type_]) for part in (values.repeat(values.size), np.tile(values, 24)))
-    found = combine(row["reduction"], type_, old, new, flush=row["element"] == "F32_FTZ")
-    wrong = np.flatnonzero(found.view(kind) != np.array(results, kind))
-    assert [(row["values"][n // 24], row["values"][n % 24], f"{found.view(kind)[n]:x}") for n in wrong] == []
+    each, count = kind.itemsize, values.size
+    tensor = TensorMap(0, Element[row["element"]], (count, count), (count * each,), (count, count), (1, 1))
+    data = np.resize(values.repeat(count), BYTES // each)
+    out = np.resize(np.tile(values, count), kernels.TILE_BYTES // each)
+    after = ran(run_ptx, kernels.store(2, row["reduction"]), tensor, (0, 0), 0, data, out)
+    assert after.faults == ()
+    found = after.buffers["tensor"]
+    wrong = np.flatnonzero(found[: len(results)] != np.array(results, kind))
+    pairs = [(row["values"][n // count], row["values"][n % count], f"{found[n]:x}") for n in wrong]
+    assert pairs == []
     assert len(results) > 400
 
 
