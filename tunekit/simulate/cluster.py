@@ -51,6 +51,10 @@ class Cluster:
     other clusters of the same grid.
     """
 
+    launch: Launch
+    number: int
+    size: int
+
     def __init__(
         self,
         program: Program,

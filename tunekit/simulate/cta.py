@@ -23,6 +23,10 @@ P = TypeVar("P")
 class Cta:
     """One CTA of a cluster. `rank` is its place in the cluster, `coordinates` its place in the grid."""
 
+    cluster: Cluster
+    rank: int
+    coordinates: tuple[int, int, int]
+
     def __init__(self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int]) -> None:
         self.cluster = cluster
         self.rank = rank

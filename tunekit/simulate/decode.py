@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunekit.simulate import specials
 from tunekit.simulate.faults import Unsupported
 from tunekit.simulate.lanes import Lanes
 from tunekit.simulate.ptx import module as ptx
@@ -279,6 +280,8 @@ class Decoder:
             case ptx.Immediate():
                 return self.constant(literal_bits(operand, type_), 16 if bits == 8 else bits)
             case ptx.Special():
+                if not specials.known(operand.name):
+                    raise self.unsupported(f"the special register {operand.name}")
                 width = special_bits(operand.name)
                 slot = self._slot(("special", operand.name), width)
                 self.specials[slot] = operand.name
