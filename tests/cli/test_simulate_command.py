@@ -62,9 +62,10 @@ def test_clean(simulated):
 
 
 def test_what_is_asked_arrives(simulated):
-    options = ("--schedules", "5", "--seed", "9", "--ctas", "0-3,7", "--jobs", "2", "--time-limit", "5m")
+    options = ("--schedules", "5", "--seed", "9", "--ctas", "0-3,7", "--jobs", "2", "--time-limit", "5m", "--strict")
     _, (job,) = simulated(report(), *options)
     assert (job.schedules, job.seed, job.ctas, job.jobs, job.time_limit_s) == (5, 9, "0-3,7", 2, 300.0)
+    assert job.strict
     _, jobs = simulated(report(), "--tunables", "threads=64", "vector=2")
     assert [dict(job.variant.tunables) for job in jobs] == [{"threads": 64, "vector": 2}]
     _, jobs = simulated(report(), "--implementation", "one_row_a_cta")

@@ -47,8 +47,8 @@ class Cluster:
     """The CTAs of one cluster with all that they share.
 
     number counts clusters in the grid, x fastest. strict demands also what the ISA asks for and kernels that are known
-    to be right leave out: tcgen05 fences around the synchronisation of threads. lock guards global atomics against other processes that simulate
-    other clusters of the same grid.
+    to be right leave out: tcgen05 fences around the synchronisation of threads. lock guards global atomics against
+    other processes that simulate other clusters of the same grid.
     """
 
     launch: Launch
