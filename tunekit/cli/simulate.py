@@ -53,12 +53,8 @@ EXIT_NOT_MODELLED = 3
     metavar="N",
     help="CTAs (clusters) simulated at once. [default: as many as there are cores]",
 )
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Demand also the tcgen05 fences that the PTX ISA asks for and that known-right kernels leave out.",
-)
 @click.option("--time-limit", type=options.duration, metavar="S", help="Limit of one simulation. [default: none]")
+@click.option("--strict", is_flag=True, help="Demand also the tcgen05 fences that kernels known to be right leave out.")
 @options.limit_options
 @options.json_option
 @INTERRUPTION
@@ -74,8 +70,8 @@ def simulate(
     seed: int,
     ctas: str,
     jobs: int | None,
-    strict: bool,
     time_limit: float | None,
+    strict: bool,
     compile_timeout: float | None,
     trace_timeout: float | None,
     memory_limit: int | None,

@@ -64,7 +64,7 @@ class GridResult:
 
 @dataclass(frozen=True)
 class Grid:
-    """A launch ready to run. deadline: on time.perf_counter's clock. strict: as in Cluster."""
+    """A launch ready to run. deadline: on time.perf_counter's clock. strict: see Cluster."""
 
     program: Program
     launch: Launch

@@ -16,8 +16,8 @@ class SimulationJob:
 
     `spec` is what ``load_spec`` takes (an absolute path for files), `problem` is complete; `so` and `ptx` are the
     artifact's paths, `symbol` its exported function. `schedules` runs under the seeds from `seed` on, which also
-    draws the inputs. `ctas` as in run.selected, `strict` as in run.simulate. `jobs`: processes, None for as many as
-    there are cores.
+    draws the inputs. `ctas`: as in run.selected. `jobs`: processes, None for as many as there are cores. `strict`: see
+    run.simulate.
     """
 
     spec: str
