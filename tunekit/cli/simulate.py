@@ -54,7 +54,11 @@ EXIT_NOT_MODELLED = 3
     help="CTAs (clusters) simulated at once. [default: as many as there are cores]",
 )
 @click.option("--time-limit", type=options.duration, metavar="S", help="Limit of one simulation. [default: none]")
-@click.option("--strict", is_flag=True, help="Demand also the tcgen05 fences that kernels known to be right leave out.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Demand also the tcgen05 fences and waits that kernels known to be right leave out.",
+)
 @options.limit_options
 @options.json_option
 @INTERRUPTION

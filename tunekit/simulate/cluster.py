@@ -47,8 +47,8 @@ class Cluster:
     """The CTAs of one cluster with all that they share.
 
     number counts clusters in the grid, x fastest. strict demands also what the ISA asks for and kernels that are known
-    to be right leave out: tcgen05 fences around the synchronisation of threads. lock guards global atomics against
-    other processes that simulate other clusters of the same grid.
+    to be right leave out: tcgen05 fences around the synchronisation of threads, and tcgen05.wait::ld before a loaded
+    register is used. lock guards global atomics against other processes that simulate other clusters of the same grid.
     """
 
     launch: Launch
@@ -125,7 +125,7 @@ class Cluster:
             if self.deadline is not None and turns % 64 == 0 and time.perf_counter() > self.deadline:
                 raise TimeUp
             runnable = [n for n, warp in enumerate(warps) if warp.fragments and any(f.ready for f in warp.fragments)]
-            if len(engine) and (not runnable or schedule.engine_first(len(runnable))):
+            if len(engine) and (not runnable or schedule.engine_first(len(runnable), engine.speed(schedule))):
                 engine.step(schedule)
                 self.changes += 1
                 continue

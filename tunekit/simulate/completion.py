@@ -104,6 +104,9 @@ class Signal:
 
     def arrive(self, count: int, known: Knowledge | None) -> None:
         """An arrive-on operation; `known` is released into the phase."""
+        if self.cta.done:
+            self._report(FaultKind.UNFINISHED, "an arrival reaches the shared memory of a CTA that has exited")
+            return
         one = self.mbarrier()
         if one is not None:
             one.arrive(count, known, self._report)

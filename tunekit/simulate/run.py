@@ -44,9 +44,9 @@ def simulate(
 
     ctas: which CTAs of a single launch, by linear number or as in `selected`; None is all. The rest of a chosen
     CTA's cluster comes along. schedules: how many runs, with seeds `seed`, `seed` + 1, ...; each begins with the
-    buffers as they were given. strict: demand the tcgen05 fences too that the ISA asks for and that kernels known to be
-    right leave out. judge: called after each complete run, with its seed. on_schedule: called before
-    each run, with its place and their number.
+    buffers as they were given. strict: demand the tcgen05 fences and waits too that the ISA asks for and that
+    kernels known to be right leave out. judge: called after each complete run, with its seed. on_schedule: called
+    before each run, with its place and their number.
 
     A fault ends nothing by itself; the results of a run that a fatal one stopped are not judged.
 

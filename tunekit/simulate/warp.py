@@ -249,7 +249,8 @@ class Warp(WarpMemory):
                 arrive = getattr(reason, "arrive", None)
                 if arrive is not None:
                     arrive()
-                    continue
+                    if not self.cta.cluster.strict:
+                        continue
                 name = self.program.decoder.names.get(slot, "a register")
                 self.fault(FaultKind.EARLY_REGISTER, f"{op.instruction.dotted} touches {name} {reason}", lanes)
-                del self.pending[slot]
+                self.pending.pop(slot, None)

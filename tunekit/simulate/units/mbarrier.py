@@ -223,7 +223,9 @@ def wait(i: ptx.Instruction, d: Decoder) -> Step:
         suspensions = w.cta.cluster.part(Suspensions)
         if passed():
             finish(True)
-        elif (polls or w.cta.cluster.schedule.times_out()) and not suspensions.failed_here(w):
+        elif not suspensions.failed_here(w) and (
+            polls or suspensions.gives_up(w, [(one, one.phase) for one, *_ in tests])
+        ):
             suspensions.fail(w)
             finish(False)
         else:

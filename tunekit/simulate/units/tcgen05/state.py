@@ -103,7 +103,8 @@ class WarpTensor:
     The ISA asks for tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation of threads
     (9.7.16.6.4). CUTLASS and what is built on it leave them out where the operation before has completed (a
     tcgen05.wait, or a commit that was waited for) and the mbarrier wait acquires, and run correctly; so they are
-    demanded in the strict mode only. Waits and commits are always demanded.
+    demanded in the strict mode only. Waits and commits are always demanded, but for a wait::ld whose load's registers
+    have been used.
     """
 
     def __init__(self, w: Warp) -> None:
