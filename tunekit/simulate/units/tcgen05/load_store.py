@@ -7,7 +7,8 @@ only from tcgen05.wait on.
 An instruction that uses a register of a load waits for it by itself (9.7.16.6.4.5: a true register dependency is
 respected). What it computes with has then been read, so the load is over too, and those before it: CUTLASS's kernels
 read tensor memory without any tcgen05.wait::ld and free the columns once the values are used. A copy by mov does not
-count, since it may vanish in the compiler. In the strict mode such a use is a fault (9.7.16.8: the wait is required).
+count, since it may vanish in the compiler. In the strict mode such a use is a fault, and only the wait
+tells that a load is over.
 """
 
 from __future__ import annotations
