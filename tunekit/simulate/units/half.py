@@ -1,7 +1,8 @@
 """Half-precision instructions: f16, f16x2, bf16 and bf16x2, and sums that mix them with f32 (PTX ISA 9.7.4, 9.7.5).
 
 Values are computed from bit patterns: widened exactly, computed in float32 (sums and products: its 24 bits are more
-than twice the operands' plus two, so rounding twice rounds right) or float64 (fused multiply-add), rounded back.
+than twice the operands' plus two, so rounding twice rounds right) or float64 (fused multiply-add, with what the sum
+lost kept as a last odd bit), rounded back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from tunekit.simulate.decode import Decoder, Step
 from tunekit.simulate.formats import Array, decode, encode
-from tunekit.simulate.ieee import ROUNDINGS, Kernel, add_f32, fma_f32
+from tunekit.simulate.ieee import ROUNDINGS, Kernel, add_f32, fma_f32, sticky_sum
 from tunekit.simulate.lanewise import Modifiers, lanewise, operands, source, straight, target, typed
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.floating import approximate, extreme_f32
@@ -26,6 +27,20 @@ _EXPONENT = {"f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
 def flush(bits: Array, format: str) -> Array:
     """Subnormal patterns become zeros of their sign."""
     return np.where(bits & _EXPONENT[format] == 0, bits & _SIGN, bits)
+
+
+# Bits of a float64 under the place after the last one of a format: all zero where a sum may lie halfway.
+_BELOW = {"f16": np.int64((1 << 41) - 1), "bf16": np.int64((1 << 44) - 1)}
+
+
+def fused(a: Array, b: Array, c: Array, format: str) -> Array:
+    """a * b + c (float64, from `format`) as a float64 that rounds to `format` as the exact sum does."""
+    product = a * b  # exact: 22 bits
+    total = product + c
+    # Only a sum that looks halfway can be misjudged, or one of a subnormal result, which has as many zeros or more.
+    if np.count_nonzero(total.view(np.int64) & _BELOW[format]) == np.count_nonzero(total):
+        return np.asarray(total)
+    return sticky_sum(product, c, total)
 
 
 def narrow(values: Array, format: str) -> Array:
@@ -50,7 +65,7 @@ def arithmetic_kernel(operation: str, format: str, ftz: bool, sat: bool, relu: b
         values = [decode(x, format) for x in inputs]
         if operation == "fma":
             a, b, c = (v.astype(np.float64) for v in values)
-            result = narrow(a * b + c, format)
+            result = narrow(fused(a, b, c, format), format)
         else:
             function: Any = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[operation]
             result = encode(function(*values), format)
