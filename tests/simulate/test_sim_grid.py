@@ -212,7 +212,7 @@ UNFENCED = """.shared .align 16 .b32 column; mov.u32 %r1, %tid.x; shr.u32 %r2, %
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize(("strict", "found"), [(False, []), (True, ["missing tcgen05 fence or wait"])])
+@pytest.mark.parametrize(("strict", "found"), [(False, []), (True, ["missing tcgen05 fence"])])
 def test_strict_demands_the_fences_of_the_isa(ptx_kernel, jobs, strict, found):
     buffers = Buffers([])
     module = read_module(ptx_kernel(UNFENCED))

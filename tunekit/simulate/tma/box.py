@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.tma.swizzle import CHUNK_BYTES, PATTERNS, Int64Array, swizzled
-from tunekit.simulate.tma.tensor_map import Element, TensorMap, TensorMapError
+from tunekit.simulate.tma.tensor_map import Element, NotModelled, TensorMap, TensorMapError
 
 Bytes = NDArray[np.uint8]
 
@@ -147,7 +147,7 @@ def gather4(tensor: TensorMap, coordinates: Sequence[int]) -> Box:
 
 def _check_modelled(tensor: TensorMap) -> None:
     if tensor.interleave_bytes:
-        raise TensorMapError(f"interleaved layouts are not modelled: {tensor}")
+        raise NotModelled(f"an interleaved layout: {tensor}")
     if tensor.im2col:
         raise TensorMapError(f"a copy in tile mode with an im2col map: {tensor}")
 

@@ -29,7 +29,7 @@ from tunekit.simulate.tma.box import Box, Place
 from tunekit.simulate.tma.descriptor import decode
 from tunekit.simulate.tma.rules import misplaced, off_coordinates, problems
 from tunekit.simulate.tma.swizzle import Swizzle
-from tunekit.simulate.tma.tensor_map import Element, TensorMap, TensorMapError
+from tunekit.simulate.tma.tensor_map import Element, NotModelled, TensorMap, TensorMapError
 
 if TYPE_CHECKING:
     from tunekit.simulate.cta import Cta
@@ -71,6 +71,8 @@ class Tensor:
             raise w.stop(FaultKind.TENSOR_MAP, f"{wrong}: {tensor}", lane)
         try:
             return (boxes.gather4 if self.gathered else boxes.tile)(tensor, coordinates)
+        except NotModelled as error:
+            raise Unsupported(w.instruction, str(error)) from error
         except TensorMapError as error:
             raise w.stop(FaultKind.TENSOR_MAP, str(error), lane) from error
 
