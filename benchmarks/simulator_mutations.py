@@ -1,6 +1,6 @@
 """How good the simulator's checks are: the attention kernel with one piece of synchronisation taken away at a time.
 
-    python benchmarks/simulator_mutations.py [--arch sm_100a] [--seeds 3] [--strict] [--jobs 2] [--json FILE]
+    python benchmarks/simulator_mutations.py [--arch sm_100a] [--seeds 6] [--strict] [--jobs 2] [--json FILE]
 
 Mutated, in the compiled PTX, one at a time: every bar/barrier, fence, mbarrier arrival, tcgen05.fence/wait/commit,
 wgmma.fence/commit/wait and bulk-group commit/wait is removed; every arrival that expects bytes arrives without
@@ -190,7 +190,7 @@ def chosen(every: list[Mutation], sample: int | None, only: str | None) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="sm_100a")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--sample", type=int)
