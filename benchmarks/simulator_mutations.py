@@ -134,13 +134,13 @@ class Kernel:
     def run(self, ptx: str, seed: int, strict: bool) -> str:
         """What is found of the kernel with this PTX under one seed; "" for nothing."""
         from tunekit.oracle.judge import judge
-        from tunekit.simulate.problem import unwritten, written
+        from tunekit.simulate.problem import unwritten, written_elements
         from tunekit.simulate.ptx.read import read_module
         from tunekit.simulate.run import simulate
 
         def look(_: int) -> str:
             outputs = self.arguments.outputs()
-            masks = {name: written(self.arguments, name) for name in outputs}
+            masks = {name: written_elements(self.arguments, name) for name in outputs}
             return judge(self.spec, self.problem, outputs, self.wanted, unwritten, written=masks) or ""
 
         report = simulate(

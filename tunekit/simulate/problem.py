@@ -57,7 +57,7 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
         phase("check", f"results of schedule seed={seed}")
         outputs = arguments.outputs()
         partial = clusters_of(launches[0], None) != clusters_of(launches[0], job.ctas) if len(launches) == 1 else False
-        written = {name: written(arguments, name) for name in outputs} if partial else None
+        written = {name: written_elements(arguments, name) for name in outputs} if partial else None
         return judge(spec, job.problem, outputs, wanted, unwritten, figures, written) or ""
 
     report = simulate(
@@ -97,7 +97,7 @@ def unwritten(dtype: torch.dtype) -> int:
     return -1 if POISON[dtype][0].is_signed else 0xFF
 
 
-def written(arguments: CallArguments, name: str) -> torch.Tensor:
+def written_elements(arguments: CallArguments, name: str) -> torch.Tensor:
     """Which elements of an output have a byte that the kernel wrote."""
     import torch
 
