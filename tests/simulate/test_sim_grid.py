@@ -70,6 +70,8 @@ def test_choosing_ctas(text, chosen):
 def test_ctas_that_there_are_not(text):
     with pytest.raises(UserError, match="CTAs"):
         selected(text, 8)
+    with pytest.raises(UserError, match="CTAs"):
+        clusters_of(Launch("k", (8, 1, 1), (32, 1, 1), (1, 1, 1), 0, {}, ()), text)
 
 
 def test_the_rest_of_a_cluster_comes_along():

@@ -37,7 +37,7 @@ EXIT_NOT_MODELLED = 3
     help="Run N times, each with other interleavings and completion times; results must not differ.",
 )
 @click.option(
-    "--seed", type=int, metavar="N", default=0, show_default=True, help="Of the inputs and the first schedule."
+    "--seed", type=options.SEED, metavar="N", default=0, show_default=True, help="Of the inputs and the first schedule."
 )
 @click.option(
     "--ctas",
@@ -85,7 +85,9 @@ def simulate(
     """
     from tunekit.simulate.client import Simulator
     from tunekit.simulate.job import Simulation, SimulationJob
+    from tunekit.simulate.run import ranges
 
+    ranges(ctas)  # a mistake in it is told before anything is compiled
     loaded = load_spec(spec)
     chosen, why = choose_arch(loaded, arch)
     if chosen.name == "host":

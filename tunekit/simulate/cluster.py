@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 # Instructions without any change of memory or barriers anywhere after which a kernel is taken to spin for ever.
 STILL_INSTRUCTIONS = 400_000
+# The same of one warp, after which its lanes that wait to reconverge go on without the others: those may spin on
+# what these have yet to do, such as giving back a lock.
+PATIENCE = 1000
 
 
 class TimeUp(Exception):
@@ -132,6 +135,8 @@ class Cluster:
             if not runnable:
                 if all(cta.done for cta in self.ctas):
                     return
+                if any([warp.give_up_meetings() for warp in warps]):
+                    continue
                 self._deadlock()
             warp = warps[schedule.warp(runnable)]
             ready = warp.ready()
@@ -139,8 +144,13 @@ class Cluster:
             warp.run(ready[schedule.pick(len(ready))], schedule.slice())
             if self.changes != changes:
                 changes, quiet = self.changes, 0
+                warp.still = 0
             else:
                 quiet += warp.executed - before
+                warp.still += warp.executed - before
+                if warp.still > PATIENCE:
+                    warp.still = 0
+                    warp.give_up_meetings()
                 if quiet > STILL_INSTRUCTIONS and not len(engine):
                     self._livelock(quiet)
 
