@@ -19,14 +19,15 @@ from tunekit.simulate.order import Access, Order
 from tunekit.simulate.program import Program
 from tunekit.simulate.schedule import Schedule
 from tunekit.simulate.shadow import Shadow
+from tunekit.simulate.stillness import RUNS, SPINS, Others, Stillness
 from tunekit.simulate.symbols import parameter_offsets
 
 if TYPE_CHECKING:
     from tunekit.simulate.launch.launch import Launch
 
 P = TypeVar("P")
-# Instructions without any change of memory or barriers anywhere after which a kernel is taken to spin for ever.
-STILL_INSTRUCTIONS = 400_000
+# Instructions without any change of memory or barriers anywhere after which warps are watched: do they only spin?
+STILL_INSTRUCTIONS = 50_000
 # The same of one warp, after which its lanes that wait to reconverge go on without the others: those may spin on
 # what these have yet to do, such as giving back a lock.
 PATIENCE = 1000
@@ -50,8 +51,8 @@ class Cluster:
     """The CTAs of one cluster with all that they share.
 
     number counts clusters in the grid, x fastest. strict demands also what the ISA asks for and kernels that are known
-    to be right leave out: tcgen05 fences around the synchronisation of threads. lock guards global atomics against other processes that simulate
-    other clusters of the same grid.
+    to be right leave out: tcgen05 fences around the synchronisation of threads. lock guards global atomics against
+    other processes that simulate other clusters of the same grid; others says what those do.
     """
 
     launch: Launch
@@ -69,6 +70,7 @@ class Cluster:
         lock: AbstractContextManager[Any] | None = None,
         deadline: float | None = None,
         strict: bool = False,
+        others: Others | None = None,
     ) -> None:
         self.program = program
         self.launch = launch
@@ -76,6 +78,7 @@ class Cluster:
         self.lock: AbstractContextManager[Any] = lock or nullcontext()
         self.deadline = deadline
         self.strict = strict
+        self.others = others or Others()
         self.faults = Faults()
         self.order = Order()
         self.engine = Engine()
@@ -123,6 +126,7 @@ class Cluster:
     def _loop(self) -> None:
         schedule, engine, warps = self.schedule, self.engine, self.warps
         changes, quiet, turns = self.changes, 0, 0
+        stillness, alone = Stillness(), False
         while True:
             turns += 1
             if self.deadline is not None and turns % 64 == 0 and time.perf_counter() > self.deadline:
@@ -135,14 +139,19 @@ class Cluster:
             if not runnable:
                 if all(cta.done for cta in self.ctas):
                     return
-                if any([warp.give_up_meetings() for warp in warps]):
+                if sum(warp.give_up_meetings() for warp in warps):
                     continue
                 self._deadlock()
             warp = warps[schedule.warp(runnable)]
             ready = warp.ready()
             before = warp.executed
-            warp.run(ready[schedule.pick(len(ready))], schedule.slice())
+            chosen = ready[schedule.pick(len(ready))]
+            ran = chosen.lanes.bits
+            warp.run(chosen, schedule.slice())
             if self.changes != changes:
+                if quiet > STILL_INSTRUCTIONS:
+                    stillness.reset()
+                    self.others.say(RUNS)
                 changes, quiet = self.changes, 0
                 warp.still = 0
             else:
@@ -151,8 +160,16 @@ class Cluster:
                 if warp.still > PATIENCE:
                     warp.still = 0
                     warp.give_up_meetings()
-                if quiet > STILL_INSTRUCTIONS and not len(engine):
-                    self._livelock(quiet)
+                if quiet > STILL_INSTRUCTIONS:
+                    if alone == self.others.run():
+                        alone = not alone
+                        if alone:  # what was seen before may have changed with the others' last steps
+                            stillness.reset()
+                    stillness.watch(warp, ran)
+                    endless = not len(engine) and stillness.endless([warps[number] for number in runnable])
+                    self.others.say(SPINS if endless else RUNS)
+                    if endless and alone:
+                        self._livelock(quiet)
 
     def _finish(self) -> None:
         for cta in self.ctas:
@@ -183,6 +200,9 @@ class Cluster:
                 i = warp.ops[fragment.pc].instruction
                 state = f"waits for {fragment.wait.describe()}" if fragment.wait else f"spins near {i.text}"
                 lines.append(f"warp {warp.number} at PTX line {i.line} {state}")
+        unstarted = self.others.unstarted()
+        if unstarted:
+            lines.append(f"{unstarted} clusters have not started: if it waits for one, run more at once (--jobs)")
         first = next(w for w in self.warps if w.fragments)
         place = first.place(first.ops[first.fragments[0].pc].instruction)
         self.faults.add(
