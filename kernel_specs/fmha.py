@@ -57,9 +57,11 @@ def reference(problem: Values, inputs: Mapping[str, Any]) -> dict[str, torch.Ten
 
     batch, t, heads, head_dim = inputs["q"].shape
     kv_heads = inputs["k"].shape[2]
-    # [batch, kv_head, head in group, t or s_k, head_dim]
-    q = inputs["q"].double().reshape(batch, t, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
-    k, v = (inputs[name].double().permute(0, 2, 1, 3).unsqueeze(2) for name in ("k", "v"))
+    # [batch, kv_head, rows, head_dim]: a KV head's queries (head in group, t) or its s_k keys. As rows of one product
+    # the heads of a group share K and V, which a broadcast would copy for each of them.
+    rows = heads // kv_heads * t
+    q = inputs["q"].double().transpose(1, 2).reshape(batch, kv_heads, rows, head_dim)
+    k, v = (inputs[name].double().transpose(1, 2) for name in ("k", "v"))
     raw = q @ k.transpose(-1, -2)
     row_max = raw.amax(-1)
     weights = torch.exp(inputs["scale"] * (raw - row_max.unsqueeze(-1)))
@@ -67,7 +69,7 @@ def reference(problem: Values, inputs: Mapping[str, Any]) -> dict[str, torch.Ten
     unnormalised = weights @ v
 
     def by_token(x: torch.Tensor) -> torch.Tensor:
-        return x.permute(0, 3, 1, 2, 4).reshape(batch, t, heads, head_dim)
+        return x.reshape(batch, heads, t, head_dim).transpose(1, 2)
 
     if problem.normalize:
         return {"o": by_token(unnormalised / row_sum.unsqueeze(-1))}

@@ -59,12 +59,14 @@ def test_clean(simulated):
     assert max(len(line) for line in done.out.splitlines()) < 200
     (job,) = jobs
     assert (job.schedules, job.seed, job.ctas, job.jobs, job.time_limit_s) == (1, 0, "all", None, None)
+    assert not job.strict
 
 
 def test_what_is_asked_arrives(simulated):
-    options = ("--schedules", "5", "--seed", "9", "--ctas", "0-3,7", "--jobs", "2", "--time-limit", "5m")
+    options = ("--schedules", "5", "--seed", "9", "--ctas", "0-3,7", "--jobs", "2", "--time-limit", "5m", "--strict")
     _, (job,) = simulated(report(), *options)
     assert (job.schedules, job.seed, job.ctas, job.jobs, job.time_limit_s) == (5, 9, "0-3,7", 2, 300.0)
+    assert job.strict
     _, jobs = simulated(report(), "--tunables", "threads=64", "vector=2")
     assert [dict(job.variant.tunables) for job in jobs] == [{"threads": 64, "vector": 2}]
     _, jobs = simulated(report(), "--implementation", "one_row_a_cta")

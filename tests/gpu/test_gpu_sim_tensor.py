@@ -40,6 +40,24 @@ REDUCTIONS = {
     "xor": "U32 U64",
 }
 
+SPECIAL = {
+    "F16": np.array(
+        [0, 1, 2, 0x3FF, 0x400, 0x1000, 0x1400, 0x3C00, 0x3C01, 0x4C00, 0x7BFF, 0x7C00, 0x7C01, 0x7E00, 0x7E12, 0x7FFF],
+        np.uint16,
+    ),
+    "BF16": np.array(
+        [0, 1, 2, 0x7F, 0x80, 0x180, 0x3B80, 0x3C00, 0x3F80, 0x3F81, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0, 0x7FC5, 0x7FFF],
+        np.uint16,
+    ),
+    "F32": np.array(
+        [
+            *(0, 1, 0x1000, 0x1001, 0x3000, 0x400000, 0x7FFFFF, 0x800000, 0x3F800000, 0x3F801000, 0x3F803000),
+            *(0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC12345, 0x7FFFFFFF),
+        ],
+        np.uint32,
+    ),
+}
+
 
 def module_of(path: Path) -> ModuleType:
     name = f"gpu_sim_tensor_{path.stem}"
@@ -141,13 +159,32 @@ def load_job(case: Case, seed: int) -> Any:
 
 
 def store_job(case: Case, seed: int) -> Any:
-    """A store, or a reduction; of floats with ordinary numbers, for a NaN's bits are the hardware's own affair."""
+    """A store, or a reduction; of floats with ordinary numbers."""
     buffers = {"tensor": contents(case.bytes_needed, seed), "out": contents(kernels.TILE_BYTES, 1000 + seed)}
     if case.reduction and case.map.element.floating:
         top = {16: slice(1, None, 2), 32: slice(3, None, 4)}[case.map.element.bits]
         for array in buffers.values():
             array[top] = array[top] & 0xBB | 0x20
     return kernels.store(case.map.rank, case.reduction), buffers, case.parameters
+
+
+def prefetch_job(case: Case, seed: int) -> Any:
+    _, buffers, parameters = store_job(case, seed)
+    return kernels.prefetch(case.map.rank), buffers, parameters
+
+
+def special_job(case: Case, seed: int) -> Any:
+    """A load, or a reduction, of a tensor of 32 by 32 elements: all pairs of special values of either sign."""
+    values = SPECIAL.get(case.map.element.name, SPECIAL["F32"])
+    values = np.concatenate([values, values | values.dtype.type(1 << case.map.element.bits - 1)])
+    buffers = {
+        "tensor": np.resize(values.repeat(32), 4096 // values.itemsize).view(np.uint8),
+        "out": np.resize(np.tile(values, 32), kernels.TILE_BYTES // values.itemsize).view(np.uint8),
+    }
+    if case.reduction:
+        return kernels.store(2, case.reduction), buffers, case.parameters
+    buffers["out"] = np.zeros(kernels.TILE_BYTES + 4, np.uint8)
+    return kernels.load(2), buffers, case.parameters
 
 
 def difference(job: Any, outcome: Any) -> str:
@@ -214,6 +251,27 @@ def test_reductions() -> None:
     check(chosen, store_job)
 
 
+def special_case(name: str, reduction: str = "") -> Case:
+    element = Element[name]
+    return Case(TensorMap(0, element, (32, 32), (4 * element.bits,), (32, 32), (1, 1)), (0, 0), 0, reduction)
+
+
+def test_special_values() -> None:
+    """Subnormals, infinities, NaNs and ties of rounding; all pairs in reductions."""
+    loads = [special_case(name) for name in ("F16", "BF16", "F32", "F32_FTZ", "TF32", "TF32_FTZ")]
+    names = [("add", "F16 BF16 F32 F32_FTZ"), ("min", "F16 BF16"), ("max", "F16 BF16")]
+    reductions = [special_case(name, operation) for operation, some in names for name in some.split()]
+    check([*loads, *reductions], special_job)
+
+
+def test_prefetches() -> None:
+    check(cases(9, 10), prefetch_job)
+
+
+def test_prefetches_that_the_simulator_refuses_fail() -> None:
+    assert all(outcome.error for outcome in check(cases(10, 2, legal=False), prefetch_job))
+
+
 def test_what_the_simulator_refuses_fails() -> None:
     """Rows that start off 16 bytes, and rows that the swizzle's span spreads beyond shared memory."""
     spread = TensorMap(16, Element.U16, (17, 21, 7, 4), (64, 1344, 9456), (8, 19, 24, 1), (1,) * 4, Swizzle.B32)
@@ -225,4 +283,6 @@ def test_stores_that_the_simulator_refuses_fail() -> None:
     stores = [*cases(7, 2, inside=True, legal=False)]
     reductions = cases(8, 1, [Element.U32], inside=True, legal=False)
     stores += [dataclasses.replace(case, reduction="add") for case in reductions]
+    tensor = TensorMap(512, Element.U32, (32, 12), (128,), (16, 8), (1, 1))
+    stores += [Case(tensor, (0, -3), 0), Case(tensor, (-64, 0), 0, "add")]
     assert all(outcome.error for outcome in check(stores, store_job))

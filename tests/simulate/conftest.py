@@ -33,7 +33,9 @@ class Ran:
         return {fault.kind.value for fault in self.faults}
 
 
-def kernel_text(body: str, parameters: str = "", target: str = "sm_100a", variables: str = "", directives: str = "") -> str:
+def kernel_text(
+    body: str, parameters: str = "", target: str = "sm_100a", variables: str = "", directives: str = ""
+) -> str:
     """A whole PTX module around a kernel's body. Registers %p<64> %rs<64> %r<512> %rd<128> are declared."""
     return f"""
 .version 8.8

@@ -37,7 +37,7 @@ class Plant:
     """One fault: `edits` (old text, new text) applied to a base, and the findings one of which must name it.
 
     wrong: a wrong result counts as found: the fault is one of values alone, or may be. at: a piece of the PTX line that
-    the finding must point to. seeds: schedules to try; each of them must find it, unless `some` says that one is enough.
+    the finding must point to. Each schedule must find it, unless `some` says that one is enough.
     """
 
     name: str

@@ -107,7 +107,8 @@ PLANTS: tuple[Plant, ...] = (
         ),
         (
             "ret;\n}",
-            "ret;\nWAIT_FOR_EVER:\nmov.b32 %r11, 1;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p4, [%r4], %r11;\n@!%p4 bra AGAIN;\nret;\n}",
+            "ret;\nWAIT_FOR_EVER:\nmov.b32 %r11, 1;\nAGAIN:\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p4, [%r4], %r11;\n@!%p4 bra AGAIN;\nret;\n}",
         ),
         finds=F.DEADLOCK,
     ),

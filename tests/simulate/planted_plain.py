@@ -1,4 +1,4 @@
-"""A sum over a CTA's warps with shuffles, shared memory, a named barrier and an atomic: the faults of ordinary kernels."""
+"""A sum over a CTA's warps: shuffles, shared memory, a named barrier, an atomic; the faults of ordinary kernels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """S = A B^T on the tensor core, P = 2 S as bf16 back into tensor memory, O = P V: the shape of an attention step.
 
-128 threads. A [128, 16], B [32, 16], V [16, 32] (its own 16 rows are the columns 0..15 of P), all bf16, copied to shared
-memory by ordinary stores in the unswizzled K-major layout (core matrices of 8 rows of 16 bytes). Values are small
-integers, so every result is exact.
+128 threads. A [128, 16], B [32, 16], V [16, 32] (its own 16 rows are the columns 0..15 of P), all bf16, copied to
+shared memory by ordinary stores in the unswizzled K-major layout (core matrices of 8 rows of 16 bytes). Values are
+small integers, so every result is exact.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from planted import Base, Plant, plant
 from tunekit.simulate.faults import FaultKind
 
 M, N, K = 128, 32, 16
+
+
+def registers(first: int, count: int) -> str:
+    return "{" + ", ".join(f"%r{first + n}" for n in range(count)) + "}"
+
+
 # Offsets in dynamic shared memory: two mbarriers, the slot for the tensor-memory address, then A, B and V.
 TEXT = """
 .version 8.8
@@ -98,7 +104,7 @@ mbarrier.try_wait.parity.shared.b64 %p6, [%r4], %r30;
 tcgen05.fence::after_thread_sync;
 shl.b32 %r31, %r2, 21;
 add.u32 %r32, %r20, %r31;
-tcgen05.ld.sync.aligned.32x32b.x16.b32 {%r40, %r41, %r42, %r43, %r44, %r45, %r46, %r47, %r48, %r49, %r50, %r51, %r52, %r53, %r54, %r55}, [%r32];
+tcgen05.ld.sync.aligned.32x32b.x16.b32 S_REGISTERS, [%r32];
 tcgen05.wait::ld.sync.aligned;
 """
 TEXT += "".join(f"add.f32 %r{40 + n}, %r{40 + n}, %r{40 + n};\n" for n in range(16))
@@ -123,7 +129,7 @@ mbarrier.try_wait.parity.shared.b64 %p6, [%r4+8], %r30;
 @!%p6 bra WAIT_O;
 tcgen05.fence::after_thread_sync;
 add.u32 %r33, %r32, 32;
-tcgen05.ld.sync.aligned.32x32b.x32.b32 {%r70, %r71, %r72, %r73, %r74, %r75, %r76, %r77, %r78, %r79, %r80, %r81, %r82, %r83, %r84, %r85, %r86, %r87, %r88, %r89, %r90, %r91, %r92, %r93, %r94, %r95, %r96, %r97, %r98, %r99, %r100, %r101}, [%r33];
+tcgen05.ld.sync.aligned.32x32b.x32.b32 O_REGISTERS, [%r33];
 tcgen05.wait::ld.sync.aligned;
 mul.wide.u32 %rd20, %r1, 128;
 add.s64 %rd21, %rd4, %rd20;
@@ -167,6 +173,7 @@ def _expected() -> dict[str, np.ndarray[Any, Any]]:
     return {"o": (2 * s[:, :K] @ v.T).astype(np.float32)}
 
 
+TEXT = TEXT.replace("S_REGISTERS", registers(40, 16)).replace("O_REGISTERS", registers(70, 32))
 TENSOR = Base("tensor", TEXT, _buffers, ("a", "b", "v", "o"), _expected, block=(128, 1, 1), shared=8192)
 
 F = FaultKind

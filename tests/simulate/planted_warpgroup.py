@@ -11,13 +11,13 @@ from tunekit.simulate.faults import FaultKind
 
 M, N, K = 64, 32, 16
 DS = ", ".join(f"%r{40 + n}" for n in range(16))
-TEXT = f"""
+TEXT = """
 .version 8.8
 .target sm_90a
 .address_size 64
 .extern .shared .align 1024 .b8 smem[];
 .visible .entry group(.param .u64 a, .param .u64 b, .param .u64 d)
-{{
+{
 .reg .pred %p<8>;
 .reg .b32 %r<64>;
 .reg .b64 %rd<16>;
@@ -33,25 +33,25 @@ add.s64 %rd5, %rd1, %rd4;
 @!%p1 add.s64 %rd5, %rd2, %rd4;
 setp.ge.u32 %p2, %r1, 96;
 @%p2 bra STORED;
-ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd5];
-ld.global.v4.b32 {{%r14, %r15, %r16, %r17}}, [%rd5+16];
+ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd5];
+ld.global.v4.b32 {%r14, %r15, %r16, %r17}, [%rd5+16];
 shr.u32 %r5, %r1, 3;
 shl.b32 %r5, %r5, 8;
 and.b32 %r6, %r1, 7;
 shl.b32 %r6, %r6, 4;
 add.u32 %r7, %r5, %r6;
 add.u32 %r8, %r4, %r7;
-st.shared.v4.b32 [%r8], {{%r10, %r11, %r12, %r13}};
-st.shared.v4.b32 [%r8+128], {{%r14, %r15, %r16, %r17}};
+st.shared.v4.b32 [%r8], {%r10, %r11, %r12, %r13};
+st.shared.v4.b32 [%r8+128], {%r14, %r15, %r16, %r17};
 STORED:
 fence.proxy.async.shared::cta;
 bar.sync 0;
 shr.u32 %r20, %r4, 4;
 or.b32 %r21, %r20, 0x80000;
 mov.b32 %r22, 0x10;
-mov.b64 %rd6, {{%r21, %r22}};
+mov.b64 %rd6, {%r21, %r22};
 add.u32 %r23, %r21, 128;
-mov.b64 %rd7, {{%r23, %r22}};
+mov.b64 %rd7, {%r23, %r22};
 mov.pred %p3, 0;
 mov.pred %p4, 1;
 """

@@ -179,7 +179,9 @@ def test_waiting_teaches_everything_but_the_tensor_row() -> None:
     assert sink.rows[TENSOR, agent.index] == 7
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["read", "write", "sync"]), st.integers(0, 3)), max_size=40))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["read", "write", "sync"]), st.integers(0, 3)), max_size=40)
+)
 def test_findings_match_a_slow_definition(steps: list[tuple[int, str, int]]) -> None:
     """Three agents, four cells, one lock-like object: races are exactly the conflicting pairs without a path."""
     world = World("generic", "generic", "generic")

@@ -94,7 +94,9 @@ def test_printf_of_the_device(run_ptx, ptx_kernel):
     exit;"""
     ran = run_ptx(ptx_kernel(body, variables=variables))
     assert ran.faults == ()
-    assert ran.results[0].faults.notes == [f"cta (0, 0, 0) warp 0 lane {n}: lane {n}:  2.50 two 0xff -5%\n" for n in (0, 1)]
+    assert ran.results[0].faults.notes == [
+        f"cta (0, 0, 0) warp 0 lane {n}: lane {n}:  2.50 two 0xff -5%\n" for n in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -200,3 +200,23 @@ def test_global_variables_of_the_module(ptx_kernel):
     report = simulate(launch_of(buffers, (1, 1, 1), threads=1), module, buffers, schedules=2)
     assert report.ok, report.faults
     assert values(buffers).tolist() == [42]
+
+
+# Warp 0 stores a column of tensor memory, warp 4 loads it behind a barrier; no tcgen05 fence stands around the barrier.
+UNFENCED = """.shared .align 16 .b32 column; mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.u32 %r3, column;
+    setp.eq.u32 %p1, %r2, 0; setp.eq.u32 %p2, %r2, 4; @!%p1 bra MEET;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32; ld.shared.b32 %r4, [%r3];
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {%r1}; tcgen05.wait::st.sync.aligned;
+    MEET: bar.sync 0; @!%p2 bra LAST; ld.shared.b32 %r4, [%r3];
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r4]; tcgen05.wait::ld.sync.aligned;
+    LAST: bar.sync 0; ld.shared.b32 %r4, [%r3]; @!%p1 bra END; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r4, 32;
+    END: exit;"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(("strict", "found"), [(False, []), (True, ["missing tcgen05 fence"])])
+def test_strict_demands_the_fences_of_the_isa(ptx_kernel, jobs, strict, found):
+    buffers = Buffers([])
+    module = read_module(ptx_kernel(UNFENCED))
+    report = simulate(launch_of(buffers, (2, 1, 1), threads=160), module, buffers, jobs=jobs, strict=strict)
+    assert sorted({fault.kind.value for fault in report.faults}) == found

@@ -533,6 +533,18 @@ def test_im2col_is_refused(run_ptx: Run, ptx_kernel: Run) -> None:
         run_ptx(text, {"out": np.zeros(4096, np.uint8)}, [b"\xa5" * 128, "out"])
 
 
+def test_an_interleaved_map_is_refused_and_is_no_fault(run_ptx: Run, ptx_kernel: Run) -> None:
+    """The hardware takes it, so nothing is said about the kernel."""
+    tensor = np.zeros((4, 8, 8), np.uint16)
+    interleaved = of(tensor, (1, 8, 8), interleave_bytes=16)
+    copy = (
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {0, 0, 0}], [%r2];"
+    )
+    text = load_kernel(ptx_kernel, 4096, copy)
+    with pytest.raises(Unsupported, match="an interleaved layout"):
+        run_ptx(text, {"tensor": tensor, "out": np.zeros(4096, np.uint8)}, [made(interleaved), "out"])
+
+
 # ---- tensor maps made on the device --------------------------------------------------------------------------------
 
 REPLACE = """

@@ -85,18 +85,27 @@ selp.u32 %r26, 1, 0, %p2;
 
 def store(rank: int, operation: str = "") -> str:
     """Copies `out`, 16,384 bytes, to the tile and stores or reduces the box at tile + start to (c0, ...)."""
+    name = f"cp.{'reduce.' if operation else ''}async.bulk.tensor.{rank}d.global.shared::cta"
+    name += f".{operation}.tile.bulk_group" if operation else ".tile.bulk_group"
+    return _out_of_shared(f"{name} {_tensor(rank)}, [%r3];")
+
+
+def prefetch(rank: int) -> str:
+    """Prefetches the box at (c0, ...)."""
+    return _out_of_shared(f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile {_tensor(rank)};")
+
+
+def _out_of_shared(copy: str) -> str:
     take = (
         "cvt.u64.u32 %rd3, %r21;\nadd.u64 %rd4, %rd2, %rd3;\nld.global.u32 %r23, [%rd4];\nst.shared.u32 [%r22], %r23;"
     )
-    name = f"cp.{'reduce.' if operation else ''}async.bulk.tensor.{rank}d.global.shared::cta"
-    name += f".{operation}.tile.bulk_group" if operation else ".tile.bulk_group"
     return f"""{_HEAD}
 ld.param.u64 %rd2, [out];
 {_LOOP.format(name="TAKE", body=take)}
 fence.proxy.async.shared::cta;
 bar.sync 0;
 @%p0 bra DONE;
-{name} {_tensor(rank)}, [%r3];
+{copy}
 cp.async.bulk.commit_group;
 cp.async.bulk.wait_group 0;
 DONE:

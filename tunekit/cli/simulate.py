@@ -54,6 +54,7 @@ EXIT_NOT_MODELLED = 3
     help="CTAs (clusters) simulated at once. [default: as many as there are cores]",
 )
 @click.option("--time-limit", type=options.duration, metavar="S", help="Limit of one simulation. [default: none]")
+@click.option("--strict", is_flag=True, help="Demand also the tcgen05 fences that kernels known to be right leave out.")
 @options.limit_options
 @options.json_option
 @INTERRUPTION
@@ -70,6 +71,7 @@ def simulate(
     ctas: str,
     jobs: int | None,
     time_limit: float | None,
+    strict: bool,
     compile_timeout: float | None,
     trace_timeout: float | None,
     memory_limit: int | None,
@@ -115,6 +117,7 @@ def simulate(
                         ctas=ctas,
                         jobs=jobs,
                         time_limit_s=time_limit,
+                        strict=strict,
                     )
                     simulation = simulator.simulate(job, _teller(on_event))
                 outcome = simulation.outcome()

@@ -107,7 +107,7 @@ class Cluster:
 
     def report(self, kind: FaultKind, message: str, access: Access) -> None:
         """Takes a finding about an access to memory."""
-        self.faults.add(kind, f"{access.agent.name} {message}", place_of(access))
+        self.faults.add(kind, f"{access.agent.name}: {message}", place_of(access))
 
     def run(self) -> ClusterResult:
         """Runs to the end, to a fatal fault, or to the time limit."""
@@ -190,6 +190,8 @@ class Cluster:
                 lines.append(f"{where}warp {warp.number}{lanes} at PTX line {i.line} waits for {waits}")
         first = next(w for w in self.warps if w.fragments)
         place = first.place(first.ops[first.fragments[0].pc].instruction)
+        for cta in self.ctas:
+            cta.deadlocked()
         self.faults.add(FaultKind.DEADLOCK, "no warp can go on and nothing is in flight:\n" + "\n".join(lines), place)
         raise Stop("deadlock")
 

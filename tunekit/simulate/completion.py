@@ -53,6 +53,10 @@ class CtaMbarriers(Mbarriers):
             agent = self._agents[offset, proxy] = self._cta.cluster.order.agent(name, proxy)
         return agent
 
+    def deadlocked(self) -> None:
+        for line in self.stuck():
+            self._cta.fault(FaultKind.TRANSACTIONS, line)
+
     def finish(self) -> None:
         for line, wrong in self.leftovers():
             if wrong:

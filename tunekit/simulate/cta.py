@@ -67,10 +67,17 @@ class Cta:
         self.cluster.faults.add(kind, message, place)
 
     def finish(self) -> None:
+        self._tell("finish")
+
+    def deadlocked(self) -> None:
+        """Lets the units' states that have `deadlocked()` say what they know of it."""
+        self._tell("deadlocked")
+
+    def _tell(self, event: str) -> None:
         for part in list(self._parts.values()):
-            end = getattr(part, "finish", None)
-            if end is not None:
-                end()
+            hear = getattr(part, event, None)
+            if hear is not None:
+                hear()
 
     @property
     def done(self) -> bool:

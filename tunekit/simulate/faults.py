@@ -18,7 +18,7 @@ class FaultKind(str, Enum):
     EARLY_REGISTER = "register used before its operation is complete"
     RACE = "data race"
     MISSING_PROXY_FENCE = "missing proxy fence"
-    MISSING_TENSOR_FENCE = "missing tcgen05 fence or wait"
+    MISSING_TENSOR_FENCE = "missing tcgen05 fence"
     MISSING_WGMMA_FENCE = "missing wgmma fence"
     DEADLOCK = "deadlock"
     LIVELOCK = "livelock"

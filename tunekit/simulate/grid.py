@@ -65,12 +65,13 @@ class GridResult:
 
 @dataclass(frozen=True)
 class Grid:
-    """A launch ready to run. deadline: on time.perf_counter's clock."""
+    """A launch ready to run. deadline: on time.perf_counter's clock. strict: see Cluster."""
 
     program: Program
     launch: Launch
     buffers: Sequence[Buffer]
     deadline: float | None = None
+    strict: bool = False
 
     @property
     def clusters(self) -> int:
@@ -105,6 +106,7 @@ class Grid:
                 lock=lock,
                 deadline=self.deadline,
                 others=others,
+                strict=self.strict,
             )
             said["state"] = cluster.run().state
         except Unsupported as refused:

@@ -16,7 +16,8 @@ class SimulationJob:
 
     `spec` is what ``load_spec`` takes (an absolute path for files), `problem` is complete; `so` and `ptx` are the
     artifact's paths, `symbol` its exported function. `schedules` runs under the seeds from `seed` on, which also
-    draws the inputs. `ctas`: as in run.selected. `jobs`: processes, None for as many as there are cores.
+    draws the inputs. `ctas`: as in run.selected. `jobs`: processes, None for as many as there are cores. `strict`: see
+    run.simulate.
     """
 
     spec: str
@@ -30,6 +31,7 @@ class SimulationJob:
     ctas: str = "all"
     jobs: int | None = None
     time_limit_s: float | None = None
+    strict: bool = False
 
     def to_payload(self) -> dict[str, Any]:
         """Plain JSON."""

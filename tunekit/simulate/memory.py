@@ -154,9 +154,7 @@ class GlobalMemory:
         for number, chosen in self._split(offsets):
             buffer = self._buffers[number]
             cells = _cells(offsets[chosen] - buffer.address, size)
-            if access is not None and (
-                buffer.output or number in self._shadows or not buffer.initialised[cells].all()
-            ):
+            if access is not None and (buffer.output or number in self._shadows or not buffer.initialised[cells].all()):
                 self._shadow(number).read(cells, access)
             out[chosen] = buffer.data[cells]
         return out

@@ -69,6 +69,7 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
         ctas=job.ctas,
         jobs=job.jobs,
         time_limit_s=job.time_limit_s,
+        strict=job.strict,
         judge=look,
         on_schedule=lambda place, count: phase("run", f"schedule {place} of {count}"),
     )

@@ -36,6 +36,7 @@ def simulate(
     ctas: str | Sequence[int] | None = None,
     jobs: int | None = None,
     time_limit_s: float | None = None,
+    strict: bool = False,
     judge: Judge | None = None,
     on_schedule: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -43,7 +44,8 @@ def simulate(
 
     ctas: which CTAs of a single launch, by linear number or as in `selected`; None is all. The rest of a chosen
     CTA's cluster comes along. schedules: how many runs, with seeds `seed`, `seed` + 1, ...; each begins with the
-    buffers as they were given. judge: called after each complete run, with its seed. on_schedule: called before
+    buffers as they were given. strict: demand the tcgen05 fences too that the ISA asks for and that kernels known to be
+    right leave out. judge: called after each complete run, with its seed. on_schedule: called before
     each run, with its place and their number.
 
     A fault ends nothing by itself; the results of a run that a fatal one stopped are not judged.
@@ -61,7 +63,7 @@ def simulate(
     if ctas not in (None, "all") and len(every) > 1:
         raise UserError(f"some CTAs can be chosen of one kernel only; this call launches {len(every)}")
     deadline = None if time_limit_s is None else time.perf_counter() + time_limit_s
-    call = _Call(every, module, buffers, jobs or len(os.sched_getaffinity(0)), deadline)
+    call = _Call(every, module, buffers, jobs or len(os.sched_getaffinity(0)), deadline, strict)
     chosen = [clusters_of(launch, ctas) for launch in every]
     report = _Collected()
     first: _Bytes | None = None
@@ -162,7 +164,13 @@ class _Call:
     """The launches with their programs, and the buffers with what they held at first."""
 
     def __init__(
-        self, launches: tuple[Launch, ...], module: Module, buffers: Buffers, jobs: int, deadline: float | None
+        self,
+        launches: tuple[Launch, ...],
+        module: Module,
+        buffers: Buffers,
+        jobs: int,
+        deadline: float | None,
+        strict: bool,
     ) -> None:
         self._buffers, self._jobs, self._deadline = buffers, jobs, deadline
         self._globals = _global_variables(module)
@@ -178,7 +186,7 @@ class _Call:
             key = (launch.kernel, launch.shared_bytes)
             if key not in programs:
                 programs[key] = Program.of(module, module.kernels[launch.kernel], launch.shared_bytes, addresses)
-            self._grids.append(Grid(programs[key], launch, memory, deadline))
+            self._grids.append(Grid(programs[key], launch, memory, deadline, strict))
 
     def reset(self) -> None:
         """All memory as it was given."""

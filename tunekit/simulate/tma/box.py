@@ -5,6 +5,15 @@ another, dimension 1 fastest, before the swizzle moves their pieces: without gap
 each begins as many bytes after the one before as the swizzle spans, so that a shorter row leaves a gap. Whether an
 element is inside the tensor is a matter of its row and of its place in the row, so two masks of one dimension each say
 it for all.
+
+Not in the ISA, and found on an H200 (driver 13.0):
+  - what lies outside the tensor reads as the NaN 0x7FF7 in every 16 bits, whatever the type, if the map asks for NaN;
+  - loads as TF32 and TF32_FTZ round to the nearest of 10 bits, ties to even, beyond the largest to infinity; each NaN
+    becomes 0x7FFFE000, and subnormal inputs are not taken for zeros (whether TF32_FTZ flushes a result that is
+    subnormal after rounding was not seen: here it does not). F32_FTZ loads, and all stores, move the bits as they are;
+  - copies and reductions out of shared memory are cut at the tensor's end in dimension 0 by pieces of 16 bytes: where
+    a row of the tensor ends within one, all of it is written, into the bytes behind the row's end (`Box.margin`).
+    In the other dimensions nothing outside the tensor is written.
 """
 
 from __future__ import annotations
@@ -17,13 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.tma.swizzle import CHUNK_BYTES, PATTERNS, Int64Array, swizzled
-from tunekit.simulate.tma.tensor_map import Element, TensorMap, TensorMapError
+from tunekit.simulate.tma.tensor_map import Element, NotModelled, TensorMap, TensorMapError
 
 Bytes = NDArray[np.uint8]
 
 GATHERED_ROWS = 4
-# What lies outside the tensor reads as this NaN, bit by bit, if the map asks for NaN.
-_NANS = {16: 0x7FFF, 32: 0x7FFFFFFF, 64: 0x7FFFFFFFFFFFFFFF}
+OUTSIDE_NAN = 0x7FF7
+TF32_NAN = 0x7FFFE000
+_TF32_DROPPED_BITS = 13
 # Bytes in shared memory of sixteen elements, and those of them that a copy writes.
 _PADDED_CHUNKS = {Element.B4X16_P64: (16, 8), Element.B6X16_P32: (16, 12)}
 
@@ -71,6 +81,8 @@ class Box:
         """
         result = _filled(self.tensor, len(self.rows), self.row_bytes)
         if not self.empty:
+            if self.tensor.element.tf32:
+                data = _rounded_to_tf32(data)
             if self.inside.all():
                 result[:, self.first : self.last] = data
             else:
@@ -80,6 +92,19 @@ class Box:
     def cut(self, image: Bytes) -> Bytes:
         """The part of `image`, uint8[r, row_bytes], that lies in the tensor: uint8[rows inside, inner_bytes]."""
         return image[self.inside, self.first : max(self.last, self.first)]
+
+    @property
+    def margin_bytes(self) -> int:
+        """Bytes behind the tensor's end, in each row inside, that copies out of shared memory write too."""
+        return 0 if self.empty else -self.last % CHUNK_BYTES
+
+    def margin(self, image: Bytes) -> tuple[Int64Array, Bytes]:
+        """Those bytes of `image` by elements, at least a byte each: their addresses int64[n], uint8[n, each]."""
+        each = max(self.tensor.element.bits // 8, 1)
+        end = self.last + self.margin_bytes
+        steps = np.arange(self.last, end, each, dtype=np.int64)
+        addresses = (self.rows[self.inside][:, None] + steps).reshape(-1)
+        return addresses, np.ascontiguousarray(image[self.inside, self.last : end]).reshape(-1, each)
 
 
 def tile(tensor: TensorMap, coordinates: Sequence[int]) -> Box:
@@ -122,7 +147,7 @@ def gather4(tensor: TensorMap, coordinates: Sequence[int]) -> Box:
 
 def _check_modelled(tensor: TensorMap) -> None:
     if tensor.interleave_bytes:
-        raise TensorMapError(f"interleaved layouts are not modelled: {tensor}")
+        raise NotModelled(f"an interleaved layout: {tensor}")
     if tensor.im2col:
         raise TensorMapError(f"a copy in tile mode with an im2col map: {tensor}")
 
@@ -145,9 +170,16 @@ def _box(tensor: TensorMap, column: int, offsets: Int64Array, inside: NDArray[np
 def _filled(tensor: TensorMap, rows: int, row_bytes: int) -> Bytes:
     if not tensor.nan_fill:
         return np.zeros((rows, row_bytes), np.uint8)
-    element_bytes = tensor.element.bits // 8
-    nan = np.frombuffer(_NANS[tensor.element.bits].to_bytes(element_bytes, "little"), np.uint8)
-    return np.tile(nan, (rows, row_bytes // element_bytes))
+    return np.full((rows, row_bytes // 2), OUTSIDE_NAN, "<u2").view(np.uint8)
+
+
+def _rounded_to_tf32(data: Bytes) -> Bytes:
+    """float32 values as a load of them in TF32 leaves them."""
+    bits = np.ascontiguousarray(data).view("<u4")
+    odd = bits >> _TF32_DROPPED_BITS & 1
+    half = np.uint32((1 << _TF32_DROPPED_BITS - 1) - 1)
+    rounded = (bits + half + odd) >> _TF32_DROPPED_BITS << _TF32_DROPPED_BITS
+    return np.where(np.isnan(bits.view("<f4")), np.uint32(TF32_NAN), rounded).astype("<u4").view(np.uint8)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def off_coordinates(tensor: TensorMap, coordinates: Sequence[int]) -> str | None
     """Why a copy may not start at `coordinates`, in a sentence, or None.
 
     The rules of packed types are the ISA's (9.7.9.27.1.1). That a row starts at a multiple of 16 bytes is not in the
-    ISA: it was found on an H200 (driver 13.0), where every other copy, also one that lies outside its tensor, ends in
+    ISA: it was found on an H200 (driver 13.0), where every other copy or prefetch, also one outside its tensor, ends in
     CUDA_ERROR_ILLEGAL_INSTRUCTION. The coordinates of the other dimensions, and of gathered rows, are free.
     """
     first = coordinates[0]

@@ -10,7 +10,11 @@ from tunekit.simulate.tma.swizzle import Swizzle
 
 
 class TensorMapError(TunekitError):
-    """Bytes that are no tensor map, or one that is not modelled."""
+    """Bytes that are no tensor map, or a copy that a map does not allow."""
+
+
+class NotModelled(TensorMapError):
+    """A tensor map that the hardware takes and the simulator does not: refused, not a fault."""
 
 
 class Element(enum.Enum):

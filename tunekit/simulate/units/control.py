@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.lanes import Lanes
 from tunekit.simulate.ptx.module import Arguments, Instruction, Label, Operand, Symbol, Vector
-from tunekit.simulate.warp import Warp
+
+if TYPE_CHECKING:
+    from tunekit.simulate.warp import Warp
 
 # Longest text of a device printf or of an assertion that is read.
 TEXT_BYTES = 4096

@@ -13,10 +13,10 @@ from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.lanes import Lanes
 from tunekit.simulate.ptx.module import Immediate, Instruction
-from tunekit.simulate.warp import Warp
 
 if TYPE_CHECKING:
     from tunekit.simulate.cta import Cta
+    from tunekit.simulate.warp import Warp
 
 WARPGROUP = 4
 LEAST_REGISTERS, MOST_REGISTERS = 24, 256

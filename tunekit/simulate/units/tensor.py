@@ -29,7 +29,7 @@ from tunekit.simulate.tma.box import Box, Place
 from tunekit.simulate.tma.descriptor import decode
 from tunekit.simulate.tma.rules import misplaced, off_coordinates, problems
 from tunekit.simulate.tma.swizzle import Swizzle
-from tunekit.simulate.tma.tensor_map import Element, TensorMap, TensorMapError
+from tunekit.simulate.tma.tensor_map import Element, NotModelled, TensorMap, TensorMapError
 
 if TYPE_CHECKING:
     from tunekit.simulate.cta import Cta
@@ -62,8 +62,8 @@ class Tensor:
     coordinates: tuple[int, ...]
     gathered: bool
 
-    def box(self, w: Warp, lane: Lanes, access: Access) -> Box:
-        """The box that one lane names; `access` reads the map. Raises Stop for what no copy can do."""
+    def box(self, w: Warp, lane: Lanes, access: Access | None) -> Box:
+        """The box that one lane names. Raises Stop for what no copy can do. access: reads the map; None: unchecked."""
         tensor = _fetch(w, lane, int(w.u64[self.map][lane.first]), access)
         coordinates = tuple(int(w.s32[slot][lane.first]) for slot in self.coordinates)
         wrong = off_coordinates(tensor, coordinates)
@@ -71,6 +71,8 @@ class Tensor:
             raise w.stop(FaultKind.TENSOR_MAP, f"{wrong}: {tensor}", lane)
         try:
             return (boxes.gather4 if self.gathered else boxes.tile)(tensor, coordinates)
+        except NotModelled as error:
+            raise Unsupported(w.instruction, str(error)) from error
         except TensorMapError as error:
             raise w.stop(FaultKind.TENSOR_MAP, str(error), lane) from error
 
@@ -105,7 +107,7 @@ def _decoded(data: bytes) -> TensorMap:
     return tensor
 
 
-def _fetch(w: Warp, lane: Lanes, address: int, access: Access) -> TensorMap:
+def _fetch(w: Warp, lane: Lanes, address: int, access: Access | None) -> TensorMap:
     region, offsets, _ = w.resolve("generic", np.array([address], dtype=np.int64), lane)[0]
     name = f"the tensor map at {region.where(int(offsets[0]))}"
     if isinstance(region, Memory) and region.name.startswith(("shared", "local")):
@@ -146,7 +148,10 @@ def _alike(w: Warp, lanes: Lanes, operand: Tensor, source: AddressOf) -> Iterato
 
 
 def _placed(w: Warp, lane: Lanes, cta: Cta, offset: int, placed: Place, tensor: TensorMap) -> Place:
-    """`placed`, after the checks of where a box lies in shared memory."""
+    """`placed`, after the checks of where a box lies in shared memory.
+
+    The hardware lets a box lie in what it rounds a CTA's shared memory up to; here that is outside.
+    """
     wrong = misplaced(tensor, offset)
     if wrong:
         raise w.stop(FaultKind.MISALIGNED, f"{wrong}: {tensor}", lane)
@@ -291,8 +296,8 @@ def _issue_store(w: Warp, lane: Lanes, i: ptx.Instruction, operand: Tensor, sour
     box = operand.box(w, lane, writing)
     tensor = box.tensor
     first = min(int(w.s32[slot][lane.first]) for slot in operand.coordinates)
-    if first < 0:
-        w.fault(FaultKind.TENSOR_MAP, f"a copy out of shared memory to the coordinate {first}: {tensor}", lane)
+    if first < 0:  # not in the ISA: on an H200 each ended in an illegal instruction, also where no part was inside
+        raise w.stop(FaultKind.TENSOR_MAP, f"a copy out of shared memory to the coordinate {first}: {tensor}", lane)
     if tensor.swizzle is Swizzle.B128_ATOM_32B_FLIP_8B:
         raise w.stop(FaultKind.TENSOR_MAP, f"a copy out of shared memory with a flipping swizzle: {tensor}", lane)
     merge = _merging(i, operation, tensor) if operation else None
@@ -311,18 +316,23 @@ def _issue_store(w: Warp, lane: Lanes, i: ptx.Instruction, operand: Tensor, sour
 
         def write() -> None:
             if not box.empty:
-                _put(box.cut(image)[good])
+                put(box.addresses[good], box.cut(image)[good], writing)
+            if box.margin_bytes:
+                # CUDA's allocations start and so end at more than 16 bytes: what is behind an end belongs to nobody.
+                addresses, data = box.margin(image)
+                real = cluster.global_memory.within(addresses, data.shape[1])
+                put(addresses[real], data[real], None)  # that what lies there has no value yet is no fault
             done.done = True
 
         cluster.engine.submit(write, None, done.what)
 
-    def _put(data: NDArray[np.uint8]) -> None:
-        memory, addresses = cluster.global_memory, box.addresses[good]
+    def put(addresses: NDArray[np.int64], data: NDArray[np.uint8], reading_old: Access | None) -> None:
+        memory = cluster.global_memory
         if merge is None:
             memory.write(addresses, data, writing)
             return
         with cluster.lock:
-            old = memory.read(addresses, box.inner_bytes, writing)
+            old = memory.read(addresses, data.shape[1], reading_old)
             memory.write(addresses, merge(old, data), writing)
 
     cluster.engine.submit(read, None, done.what)
@@ -348,12 +358,20 @@ def _merging(
 
 @instruction("cp.async.bulk.prefetch.tensor")
 def prefetch(i: ptx.Instruction, d: Decoder) -> Step:
-    """A hint to the L2 cache, which is not modelled."""
+    """A hint to the L2 cache, which is not modelled. Only the map and the coordinates are checked.
+
+    That the first coordinate must be a multiple of 16 bytes, as for copies, was found on an H200.
+    """
     _check_words(
         i, d, ("async", "bulk", "prefetch", "tensor", *_DIMENSIONS, *_SPACES, "tile", "tile::gather4", "L2::cache_hint")
     )
-    _tensor(d, i.operands[0], i.modifiers)
-    return lambda w, lanes: None
+    tensor = _tensor(d, i.operands[0], i.modifiers)
+
+    def step(w: Warp, lanes: Lanes) -> None:
+        for lane in _each(lanes):
+            tensor.box(w, lane, None)
+
+    return step
 
 
 def _what(w: Warp) -> str:
