@@ -13,6 +13,7 @@ import math
 import mmap
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -35,6 +36,10 @@ from tunekit.simulate.stillness import RUNS, Others
 
 # Decorrelates the schedules of a grid's clusters under one seed.
 SEED_STEP = 1_000_003
+
+
+class ProcessDied(TunekitError):
+    """A process that simulated CTAs is gone: killed, as when memory runs out."""
 
 
 @dataclass
@@ -197,7 +202,9 @@ class _Workers:
         process = self._ends[end]
         process.join()
         if process.exitcode:
-            raise TunekitError(f"a process that simulates CTAs died (exit code {process.exitcode})")
+            code = process.exitcode
+            how = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            raise ProcessDied(f"a process that simulates CTAs died ({how})")
 
 
 def time_left(deadline: float | None) -> bool:
