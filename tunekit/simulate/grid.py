@@ -178,7 +178,10 @@ class _Workers:
         os._exit(0)  # what the parent registered to run at its exit is not this process's
 
     def collect(self, result: GridResult) -> None:
-        """Takes every message until the processes are gone; none stays behind."""
+        """Takes the messages in the clusters' order, up to the first that did not end well, as one process would have
+        made them; the processes are gone afterwards.
+        """
+        said: list[dict[str, Any]] = []
         try:
             open_ = set(self._ends)
             while open_:
@@ -186,17 +189,19 @@ class _Workers:
                     if not isinstance(end, Connection):
                         continue
                     try:
-                        message = json.loads(end.recv_bytes())
+                        said.append(json.loads(end.recv_bytes()))
                     except EOFError:
                         open_.remove(end)
                         self._buried(end)
-                    else:
-                        result.take(message)
         finally:
             for end, process in self._ends.items():
                 process.kill()
                 process.join()
                 end.close()
+        for message in sorted(said, key=lambda one: int(one["cluster"])):
+            result.take(message)
+            if result.state != "done":
+                break
 
     def _buried(self, end: Connection) -> None:
         process = self._ends[end]
