@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import alu_edges as edges
 import alu_reference as ref
 import numpy as np
 import pytest
@@ -74,6 +75,25 @@ def test_fma_near_the_middle_of_two_values(format: str) -> None:
     inputs = [np.array([WRITE[format](float(v)) for v in x], np.uint16) for x in (a, b, c)]
     (got,) = on_lanes(f"fma.rn.{format} {{x}}, {{a}}, {{b}}, {{c}};", inputs, "b16")
     np.testing.assert_array_equal(got, wanted("fma", format, inputs))
+
+
+@pytest.mark.parametrize("format", ["f16", "bf16"])
+@pytest.mark.parametrize("flags", ["", ".relu", ".sat", ".ftz"])
+def test_fma_next_to_ties(format: str, flags: str) -> None:
+    """A product that lies halfway, with an addend too small for float64 to hold beside it, and other near misses."""
+    if format == "bf16" and flags in (".sat", ".ftz"):
+        pytest.skip("bf16 has neither")
+    for seed in range(2):
+        inputs = edges.next_to_ties(format, 512, seed)
+        want = wanted("fma", format, inputs, flags)
+        (got,) = on_lanes(f"fma.rn{flags}.{format} {{x}}, {{a}}, {{b}}, {{c}};", inputs, "b16")
+        np.testing.assert_array_equal(got, want)
+        pairs = [x.view(np.uint32) for x in inputs]
+        (got,) = on_lanes(f"fma.rn{flags}.{format}x2 {{x}}, {{a}}, {{b}}, {{c}};", pairs)
+        np.testing.assert_array_equal(got.view(np.uint16), want)
+    example = [np.full(32, v, np.uint16) for v in (0xAA10, 0x3DCC, 0x2F)]
+    (got,) = on_lanes("fma.rn.bf16 {x}, {a}, {b}, {c};", example, "b16")
+    assert set(got.tolist()) == {0xA865}  # measured on an H200
 
 
 @pytest.mark.parametrize("format", ["f16", "bf16"])

@@ -197,7 +197,7 @@ class TestBulkToShared:
         """
         )
         runs = execute(body)
-        assert kinds(runs) == {"deadlock"}
+        assert kinds(runs) == {"deadlock", "transaction count"}
         assert "16 bytes of transactions outstanding" in messages(runs)
 
     def test_refill_before_readers_are_done(self, execute: Run) -> None:

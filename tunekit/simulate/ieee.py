@@ -27,6 +27,7 @@ _LOW_28 = np.array(0x0FFFFFFF, np.int64)
 _LOW_29 = np.array(0x1FFFFFFF, np.int64)
 _HALF = np.array(0x10000000, np.int64)
 _SMALLEST_NORMAL = np.array(2.0**-126)
+_SMALLEST_NORMAL_F32 = np.float32(2.0**-126)
 _TOWARDS = {"rz": np.float32(0), "rm": np.float32(-np.inf), "rp": np.float32(np.inf)}
 
 
@@ -58,6 +59,17 @@ def saturate(x: Array) -> Array:
     return np.asarray(np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0)))
 
 
+def flush_below(exact: Array, result: Array) -> None:
+    """.ftz of results that rounding has taken up to the smallest normal number, in place.
+
+    The hardware flushes what was too small before it was rounded.
+    """
+    smallest = np.abs(result) == _SMALLEST_NORMAL_F32
+    if 1 in smallest.tobytes():
+        tiny = smallest & (np.abs(exact) < _SMALLEST_NORMAL)
+        result.view(np.uint32)[tiny] &= _SIGN
+
+
 def finish(x: Array, out: Array, ftz: bool, sat: bool = False) -> None:
     """Flushes, saturates and stores a fresh float32 result."""
     if ftz:
@@ -84,6 +96,19 @@ def _error_of_sum(x: Array, y: Array, s: Array) -> Array:
     """What s = x + y in float64 lost, exactly (Knuth's two-sum)."""
     part = s - x
     return np.asarray((x - (s - part)) + (y - part))
+
+
+def sticky_sum(x: Array, y: Array, s: Array) -> Array:
+    """s = x + y in float64, with the last bit odd where the sum is inexact.
+
+    Rounded to a format of at most 51 bits it gives what the exact sum gives, in every mode (rounding to odd).
+    """
+    error = _error_of_sum(x, y, s)
+    even = (s.view(np.int64) & 1) == 0
+    inexact = (error != 0) & np.isfinite(s) & even
+    if not inexact.any():
+        return s
+    return np.where(inexact, np.nextafter(s, np.copysign(np.inf, error)), s)
 
 
 def sum_to_f32(x: Array, y: Array, rounding: str) -> Array:
@@ -157,8 +182,9 @@ def mul_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
             a, b = flushed(a), flushed(b)
         result = a * b
         if rounding != "rn":
-            exact = np.multiply(a, b, dtype=np.float64)
-            result = directed(result, exact - result, rounding)
+            result = directed(result, np.multiply(a, b, dtype=np.float64) - result, rounding)
+        if ftz:
+            flush_below(np.multiply(a, b, dtype=np.float64), result)
         finish(result, out, ftz, sat)
 
     return kernel

@@ -205,7 +205,8 @@ def _assign(out: Array, value: Array) -> None:
 
 def _widened(a: Array, from_: str, out: Array) -> None:
     out[...] = decode(a, from_)
-    settle(out)
+    if from_ == "f16":
+        settle(out)  # from bf16 it is a shift, and a NaN keeps its bits
 
 
 def to_tf32(i: Instruction, d: Decoder, m: Modifiers, from_: str) -> Step:

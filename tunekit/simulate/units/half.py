@@ -1,7 +1,8 @@
 """Half-precision instructions: f16, f16x2, bf16 and bf16x2, and sums that mix them with f32 (PTX ISA 9.7.4, 9.7.5).
 
 Values are computed from bit patterns: widened exactly, computed in float32 (sums and products: its 24 bits are more
-than twice the operands' plus two, so rounding twice rounds right) or float64 (fused multiply-add), rounded back.
+than twice the operands' plus two, so rounding twice rounds right) or float64 (fused multiply-add, where a bit that is
+odd stands for what the sum lost), rounded back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from tunekit.simulate.decode import Decoder, Step
 from tunekit.simulate.formats import Array, decode, encode
-from tunekit.simulate.ieee import ROUNDINGS, Kernel, add_f32, fma_f32
+from tunekit.simulate.ieee import ROUNDINGS, Kernel, add_f32, fma_f32, sticky_sum
 from tunekit.simulate.lanewise import Modifiers, lanewise, operands, source, straight, target, typed
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.floating import approximate, extreme_f32
@@ -28,14 +29,23 @@ def flush(bits: Array, format: str) -> Array:
     return np.where(bits & _EXPONENT[format] == 0, bits & _SIGN, bits)
 
 
-def narrow(values: Array, format: str) -> Array:
-    """float64 sums of half-precision products as patterns, rounded once to nearest."""
+# Zero in a float64 that lies halfway between two bf16 values, or that has fewer bits still.
+_BELOW_HALFWAY = np.int64((1 << 44) - 1)
+
+
+def fused(a: Array, b: Array, c: Array, format: str) -> Array:
+    """a * b + c of float64 values of `format`, as patterns, rounded once to nearest."""
+    product = a * b  # exact
+    total = product + c
     if format == "f16":
-        return encode(values, "f16")
-    single = values.astype(np.float32)
+        # Where this sum is inexact its terms lie so far apart that it cannot come near a halfway point.
+        return encode(total, "f16")
+    if np.count_nonzero(total.view(np.int64) & _BELOW_HALFWAY) != np.count_nonzero(total):
+        total = sticky_sum(product, c, total)
+    single = total.astype(np.float32)
     if ((single.view(np.uint32) & 0xFFFF) == 0x8000).any():
         # float32 may have made a tie that there is not.
-        return encode(values, "bf16")
+        return encode(total, "bf16")
     return encode(single, "bf16")
 
 
@@ -50,7 +60,7 @@ def arithmetic_kernel(operation: str, format: str, ftz: bool, sat: bool, relu: b
         values = [decode(x, format) for x in inputs]
         if operation == "fma":
             a, b, c = (v.astype(np.float64) for v in values)
-            result = narrow(a * b + c, format)
+            result = fused(a, b, c, format)
         else:
             function: Any = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[operation]
             result = encode(function(*values), format)
