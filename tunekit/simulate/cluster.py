@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,6 +32,9 @@ STILL_INSTRUCTIONS = 50_000
 # The same of one warp, after which its lanes that wait to reconverge go on without the others: those may spin on
 # what these have yet to do, such as giving back a lock.
 PATIENCE = 1000
+
+
+_PTX_LINE = re.compile(r"PTX line (\d+)")
 
 
 class TimeUp(Exception):
@@ -83,6 +87,7 @@ class Cluster:
         self.order = Order()
         self.engine = Engine()
         self.changes = 0
+        self._sources = {i.line: i.source for i in program.kernel.instructions if i.source is not None}
         self._parts: dict[type, Any] = {}
         x, y, z = launch.cluster
         self.size = x * y * z
@@ -106,8 +111,13 @@ class Cluster:
         return cast(P, part)
 
     def report(self, kind: FaultKind, message: str, access: Access) -> None:
-        """Takes a finding about an access to memory."""
-        self.faults.add(kind, f"{access.agent.name}: {message}", place_of(access))
+        """Takes a finding about an access to memory. The PTX lines that it names get their source lines."""
+        text = _PTX_LINE.sub(self._with_source, message) if self._sources else message
+        self.faults.add(kind, f"{access.agent.name}: {text}", place_of(access))
+
+    def _with_source(self, named: re.Match[str]) -> str:
+        source = self._sources.get(int(named[1]))
+        return named[0] if source is None else f"{named[0]}, {source[0]}:{source[1]}"
 
     def run(self) -> ClusterResult:
         """Runs to the end, to a fatal fault, or to the time limit."""
