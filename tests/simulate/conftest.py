@@ -82,7 +82,7 @@ def run(
         data = np.frombuffer(room, dtype=np.uint8)[: flat.size]
         data[:] = flat
         initialised = np.full(flat.size, name not in unwritten)
-        made.append(Buffer(name, data.ctypes.data, data, initialised))
+        made.append(Buffer(name, data.ctypes.data, data, initialised, output=True))
     address = {buffer.name: buffer.address for buffer in made}
     module = read_module(text)
     kernel = next(iter(module.kernels.values()))

@@ -277,3 +277,14 @@ def test_a_queue_keeps_its_order_and_a_seed_its_choices() -> None:
     assert outcome(3) == runs[3]
     assert len({tuple(run) for run in runs}) == 8
     assert any([item for item in run if item[0] == "c"] != [f"c{n}" for n in range(6)] for run in runs)
+
+
+def test_a_read_of_an_output_before_any_write_to_it_is_remembered(run_ptx, ptx_kernel) -> None:
+    """Whichever of the two warps comes first, the race is found."""
+    body = """ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra READ;
+    setp.ne.u32 %p2, %r1, 32; @%p2 exit; st.global.b32 [%rd1], 7; exit; READ: ld.global.b32 %r2, [%rd1]; exit;"""
+    for seed in range(6):
+        ran = run_ptx(
+            ptx_kernel(body, ".param .u64 out"), {"out": np.zeros(4, np.uint32)}, ["out"], block=(64, 1, 1), seed=seed
+        )
+        assert ran.kinds == {"data race"}

@@ -162,6 +162,17 @@ class TestLoadStore:
         assert not ran.faults
         assert not ran.buffers["out"].any()
 
+    @pytest.mark.parametrize("size", [136, 0x7FFFFFFF8, -8])
+    def test_st_bulk_of_more_than_there_is(self, execute: Run, size: int) -> None:
+        body = f"""
+        setp.ne.u32 %p1, %r1, 0;
+        mov.u64 %rd5, {size};
+        mov.u32 %r6, tile;
+        @!%p1 st.bulk.shared::cta [%r6], %rd5, 0;
+        """
+        ran = execute(body, words(32), np.ones(32, np.uint32), variables=".shared .align 16 .b8 tile[128];")
+        assert ran.kinds == {"out of bounds"}
+
     def test_out_of_bounds(self, execute: Run) -> None:
         ran = execute("ld.global.b32 %r2, [%rd1+4]; st.global.b32 [%rd2], %r2;", words(32), np.zeros(32, np.uint32))
         (fault,) = ran.faults

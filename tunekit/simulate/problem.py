@@ -16,6 +16,7 @@ import numpy as np
 from tunekit.arch import parse_arch
 from tunekit.errors import UserError
 from tunekit.model import Status, Values
+from tunekit.simulate.grid import ProcessDied
 from tunekit.simulate.job import Simulation, SimulationJob
 from tunekit.simulate.launch.arguments import Buffer, CallArguments, arguments_of
 from tunekit.simulate.launch.capture import LaunchError, capture
@@ -60,19 +61,23 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
         written = {name: written_elements(arguments, name) for name in outputs} if partial else None
         return judge(spec, job.problem, outputs, wanted, unwritten, figures, written) or ""
 
-    report = simulate(
-        launches,
-        module,
-        arguments.buffers,
-        schedules=job.schedules,
-        seed=job.seed,
-        ctas=job.ctas,
-        jobs=job.jobs,
-        time_limit_s=job.time_limit_s,
-        strict=job.strict,
-        judge=look,
-        on_schedule=lambda place, count: phase("run", f"schedule {place} of {count}"),
-    )
+    try:
+        report = simulate(
+            launches,
+            module,
+            arguments.buffers,
+            schedules=job.schedules,
+            seed=job.seed,
+            ctas=job.ctas,
+            jobs=job.jobs,
+            time_limit_s=job.time_limit_s,
+            strict=job.strict,
+            judge=look,
+            on_schedule=lambda place, count: phase("run", f"schedule {place} of {count}"),
+        )
+    except ProcessDied as died:
+        seconds = Values(prepare=prepared - begin, run=time.monotonic() - prepared)
+        return Simulation(None, status=Status.DEVICE_FAULT, failure=str(died), seconds=seconds)
     seconds = Values(prepare=prepared - begin, run=time.monotonic() - prepared)
     return Simulation(report, figures.values(len(report.schedules)), seconds=seconds)
 

@@ -131,7 +131,9 @@ class Buffers:
     def device_memory(self) -> list[memory.Buffer]:
         """The buffers as the simulator's global memory takes them."""
         return [
-            memory.Buffer(b.name, b.address, self.bytes_of(b), self.initialised_of(b), self.written_of(b))
+            memory.Buffer(
+                b.name, b.address, self.bytes_of(b), self.initialised_of(b), self.written_of(b), output=b.output
+            )
             for b in self.buffers
         ]
 

@@ -206,6 +206,9 @@ def st_bulk(i: ptx.Instruction, d: Decoder) -> Step:
             if int(start) % 8 or int(length) % 8:
                 w.fault(FaultKind.MISALIGNED, f"st.bulk of {int(length)} bytes at {int(start):#x}: multiples of 8", one)
                 continue
+            if int(length) > w.cta.shared.data.size:  # before as many zeros are made
+                w.fault(FaultKind.OUT_OF_BOUNDS, f"st.bulk of {int(length)} bytes at {int(start):#x}", one)
+                continue
             w.store(space, np.array([start]), np.zeros((1, int(length)), dtype=np.uint8), one, align=8)
         return None
 
