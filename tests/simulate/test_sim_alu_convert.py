@@ -13,7 +13,7 @@ import pytest
 from alu_lanes import corners, float_corners, on_lanes, on_lanes_unguarded
 
 from tunekit.simulate.faults import Unsupported
-from tunekit.simulate.formats import decode, encode
+from tunekit.simulate.numbers.formats import decode, encode
 
 Array = np.ndarray[Any, Any]
 INTEGERS = ["u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"]

@@ -6,16 +6,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tunekit.simulate.engine import Engine
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import FULL, Lanes, bits_of
-from tunekit.simulate.memory import Buffer, GlobalMemory, Memory
-from tunekit.simulate.order import FENCED_SHARED, HAPPENED, TENSOR, TENSOR_BEFORE, Access, Agent, Knowledge, Order
-from tunekit.simulate.schedule import Schedule
-from tunekit.simulate.shadow import Shadow
+from tunekit.simulate.history.order import (
+    FENCED_SHARED,
+    HAPPENED,
+    TENSOR,
+    TENSOR_BEFORE,
+    Access,
+    Agent,
+    Knowledge,
+    Order,
+)
+from tunekit.simulate.history.shadow import Shadow
+from tunekit.simulate.machine.engine import Engine
+from tunekit.simulate.machine.lanes import FULL, Lanes, bits_of
+from tunekit.simulate.machine.memory import Buffer, GlobalMemory, Memory
+from tunekit.simulate.machine.schedule import Schedule
 
 
 class World:
@@ -179,6 +188,7 @@ def test_waiting_teaches_everything_but_the_tensor_row() -> None:
     assert sink.rows[TENSOR, agent.index] == 7
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["read", "write", "sync"]), st.integers(0, 3)), max_size=40)
 )

@@ -23,8 +23,8 @@ FLAG = """mov.u32 %r1, %ctaid.x; ld.param.u64 %rd1, [out]; setp.ne.u32 %p1, %r1,
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("tunekit.simulate.cluster.STILL_INSTRUCTIONS", 500)
-    monkeypatch.setattr("tunekit.simulate.stillness.LONGEST", 20_000)
+    monkeypatch.setattr("tunekit.simulate.machine.cluster.STILL_INSTRUCTIONS", 500)
+    monkeypatch.setattr("tunekit.simulate.machine.stillness.LONGEST", 20_000)
 
 
 def report_of(text: str, jobs: int) -> Report:

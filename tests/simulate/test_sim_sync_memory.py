@@ -365,7 +365,7 @@ class TestSpinning:
     def test_a_lock_that_nobody_frees(
         self, run_ptx: Run, ptx_kernel: Text, monkeypatch: pytest.MonkeyPatch, try_: str
     ) -> None:
-        monkeypatch.setattr("tunekit.simulate.cluster.STILL_INSTRUCTIONS", 2000)
+        monkeypatch.setattr("tunekit.simulate.machine.cluster.STILL_INSTRUCTIONS", 2000)
         text = ptx_kernel(
             f"ld.param.u64 %rd1, [out]; S: {try_} setp.ne.u32 %p1, %r2, 0; @%p1 bra S; ret;", ".param .u64 out"
         )

@@ -26,13 +26,13 @@ import numpy as np
 
 from tunekit.errors import TunekitError
 from tunekit.model import to_json
-from tunekit.simulate.cluster import Cluster
 from tunekit.simulate.faults import Faults, Unsupported
 from tunekit.simulate.launch.launch import Launch
-from tunekit.simulate.memory import Buffer
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.cluster import Cluster
+from tunekit.simulate.machine.memory import Buffer
+from tunekit.simulate.machine.program import Program
+from tunekit.simulate.machine.stillness import RUNS, Others
 from tunekit.simulate.report import Refusal, fault_from
-from tunekit.simulate.stillness import RUNS, Others
 
 # Decorrelates the schedules of a grid's clusters under one seed.
 SEED_STEP = 1_000_003

@@ -16,7 +16,7 @@ from tunekit.simulate.faults import Faults
 from tunekit.simulate.grid import Grid, time_left
 from tunekit.simulate.launch.arguments import Buffers, Wanted
 from tunekit.simulate.launch.launch import Launch
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.program import Program
 from tunekit.simulate.ptx.module import Module
 from tunekit.simulate.report import Launched, Refusal, Report, ScheduleResult
 

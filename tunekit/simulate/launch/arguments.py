@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from tunekit.errors import UserError
 from tunekit.model import Values
-from tunekit.simulate import memory
 from tunekit.simulate.launch.dlpack import contiguous, dtype_bits
 from tunekit.simulate.launch.mapping import shared_mapping
+from tunekit.simulate.machine import memory
 from tunekit.spec import KernelSpec, ScalarArg
 from tunekit.spec.inputs import draw, scalars
 

@@ -1,6 +1,6 @@
 """Barriers of a CTA (PTX ISA 9.7.13): bar and barrier with .sync, .arrive and .red; bar.warp.sync.
 
-Who has arrived is kept in tunekit.simulate.barrier.
+Who has arrived is kept in tunekit.simulate.sync.barrier.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.barrier import NamedBarrier
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import FULL, Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import FULL, Lanes
 from tunekit.simulate.ptx import module as ptx
+from tunekit.simulate.sync.barrier import NamedBarrier
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.fragments import Fragment
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.fragments import Fragment
+    from tunekit.simulate.machine.warp import Warp
 
 BARRIERS = 16
 

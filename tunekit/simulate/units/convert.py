@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, instruction
-from tunekit.simulate.formats import Array, decode, encode
-from tunekit.simulate.ieee import ROUNDINGS, Kernel, directed, flush, flushed, rounded_f64, saturate, settle
-from tunekit.simulate.lanewise import At, Modifiers, lanewise, operands
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, instruction
+from tunekit.simulate.numbers.formats import Array, decode, encode
+from tunekit.simulate.numbers.ieee import ROUNDINGS, Kernel, directed, flush, flushed, rounded_f64, saturate, settle
+from tunekit.simulate.numbers.lanewise import At, Modifiers, lanewise, operands
 from tunekit.simulate.ptx.module import Instruction, Operand
 from tunekit.simulate.units.narrow import PACKED, pack_integers, packed
 

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.tensor_memory import groups
 from tunekit.simulate.ptx.module import Immediate, Instruction, Operand
-from tunekit.simulate.tensor_memory import groups
 from tunekit.simulate.units.tcgen05.address import QUADRANT, join, show, split
 from tunekit.simulate.units.tcgen05.fragments import REGISTERS, Fragment, fragment
 from tunekit.simulate.units.tcgen05.state import WarpTensor, tensor
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 class Arriving(str):

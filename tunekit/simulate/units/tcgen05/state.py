@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.order import HAPPENED, TENSOR, TENSOR_ISSUED, Access, Agent, Knowledge
+from tunekit.simulate.history.order import HAPPENED, TENSOR, TENSOR_ISSUED, Access, Agent, Knowledge
+from tunekit.simulate.machine.tensor_memory import COLUMNS, LANES, TensorMemory
 from tunekit.simulate.ptx.module import Instruction
-from tunekit.simulate.tensor_memory import COLUMNS, LANES, TensorMemory
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from tunekit.simulate.claims import Claims
-from tunekit.simulate.cta import Cta, place_of
-from tunekit.simulate.engine import Engine
 from tunekit.simulate.faults import FaultKind, Faults, Stop
-from tunekit.simulate.memory import Buffer, GlobalMemory, Memory
-from tunekit.simulate.order import Access, Order
-from tunekit.simulate.program import Program
-from tunekit.simulate.schedule import Schedule
-from tunekit.simulate.shadow import Shadow
-from tunekit.simulate.stillness import RUNS, SPINS, Others, Stillness
-from tunekit.simulate.symbols import parameter_offsets
+from tunekit.simulate.history.order import Access, Order
+from tunekit.simulate.history.shadow import Shadow
+from tunekit.simulate.machine.cta import Cta, place_of
+from tunekit.simulate.machine.engine import Engine
+from tunekit.simulate.machine.memory import Buffer, GlobalMemory, Memory
+from tunekit.simulate.machine.program import Program
+from tunekit.simulate.machine.schedule import Schedule
+from tunekit.simulate.machine.stillness import RUNS, SPINS, Others, Stillness
+from tunekit.simulate.machine.symbols import parameter_offsets
 
 if TYPE_CHECKING:
     from tunekit.simulate.launch.launch import Launch

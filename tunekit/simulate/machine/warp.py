@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from tunekit.simulate.access import WarpMemory
-from tunekit.simulate.decode import Op, Wait
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.fragments import Fragment, Meeting
-from tunekit.simulate.lanes import FULL, Lanes
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.access import WarpMemory
+from tunekit.simulate.machine.decode import Op, Wait
+from tunekit.simulate.machine.fragments import Fragment, Meeting
+from tunekit.simulate.machine.lanes import FULL, Lanes
+from tunekit.simulate.machine.program import Program
+from tunekit.simulate.machine.specials import fill_specials
 from tunekit.simulate.ptx.module import Instruction
-from tunekit.simulate.specials import fill_specials
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.machine.cta import Cta
 
 P = TypeVar("P")
 _ALL_TRUE = np.ones(32, dtype=np.bool_).tobytes()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 # Instructions of one warp without any change in its cluster after which it is taken to spin, whatever it counts.
 LONGEST = 1_000_000

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from tunekit.simulate.schedule import Schedule
+from tunekit.simulate.machine.schedule import Schedule
 
 
 @dataclass(slots=True)

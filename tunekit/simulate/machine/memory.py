@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.order import Access
-from tunekit.simulate.shadow import Shadow
+from tunekit.simulate.history.order import Access
+from tunekit.simulate.history.shadow import Shadow
 
 if TYPE_CHECKING:
     from tunekit.simulate.claims import Claims

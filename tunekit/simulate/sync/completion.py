@@ -17,14 +17,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.mbarrier import Mbarrier, Mbarriers
-from tunekit.simulate.memory import RANK_SHIFT, SHARED_BASE
-from tunekit.simulate.order import HAPPENED, Access, Agent, Knowledge, Order
+from tunekit.simulate.history.order import HAPPENED, Access, Agent, Knowledge, Order
+from tunekit.simulate.machine.memory import RANK_SHIFT, SHARED_BASE
+from tunekit.simulate.sync.mbarrier import Mbarrier, Mbarriers
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
     from tunekit.simulate.ptx.module import Instruction
-    from tunekit.simulate.warp import Warp
 
 
 def completed(order: Order, *accesses: Access) -> Knowledge:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder
-from tunekit.simulate.lanes import FULL, WARP
+from tunekit.simulate.machine.decode import Decoder
+from tunekit.simulate.machine.lanes import FULL, WARP
 
 _STORAGE = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: np.uint64}
 # What an undefined register holds: a pattern that shows in results.

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tunekit.simulate.decode import Wait
+from tunekit.simulate.machine.decode import Wait
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cluster import Cluster
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cluster import Cluster
+    from tunekit.simulate.machine.warp import Warp
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tunekit.simulate.decode import Wait
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Wait
+from tunekit.simulate.machine.lanes import Lanes
 
 
 @dataclass(eq=False)
