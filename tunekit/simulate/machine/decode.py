@@ -59,26 +59,42 @@ Decode = Callable[[ptx.Instruction, "Decoder"], Step]
 
 @dataclass(frozen=True)
 class Entry:
+    """How the instructions of one dotted name are decoded; see `instruction`. parts: of the name, behind the opcode."""
+
     decode: Decode
     control: bool
     moves: bool
+    words: frozenset[str] | None
+    parts: int
+
+    def unknown(self, i: ptx.Instruction) -> str | None:
+        """A modifier of `i` that may not follow the name; None if there is none, or if the decoder looks itself."""
+        if self.words is None:
+            return None
+        return next((word for word in i.modifiers[self.parts :] if word not in self.words), None)
 
 
 _REGISTRY: dict[str, Entry] = {}
 
 
-def instruction(*names: str, control: bool = False, moves: bool = False) -> Callable[[Decode], Decode]:
+def instruction(
+    *names: str, control: bool = False, moves: bool = False, words: str | None = None
+) -> Callable[[Decode], Decode]:
     """Registers a decoder for all instructions whose dotted name begins with one of `names` (the longest wins).
 
     control: the step moves the program counter itself, and is called also when the guard leaves no lane active.
     moves:   a copy: undefined and pending registers may be read, and the mark passes on to what is written.
+    words:   the modifiers that may follow the name, in any order; any other is refused before `decode` is asked.
+             None: `decode` refuses by itself what it does not know.
     """
+
+    known = None if words is None else frozenset(words.split())
 
     def register(decode: Decode) -> Decode:
         for name in names:
             if name in _REGISTRY:
                 raise ValueError(f"{name} is registered twice")
-            _REGISTRY[name] = Entry(decode, control, moves)
+            _REGISTRY[name] = Entry(decode, control, moves, known, name.count("."))
         return decode
 
     return register
@@ -138,8 +154,9 @@ class AddressOf:
 
     def first(self, w: Warp, lanes: Lanes) -> int:
         """The address in the first active lane."""
-        view = w.s64 if self.wide else w.u32
-        return int(view[self.slot][lanes.first]) + self.offset
+        if self.wide:
+            return int(w.s64[self.slot][lanes.first]) + self.offset
+        return (int(w.u32[self.slot][lanes.first]) + self.offset) & 0xFFFFFFFF
 
 
 class Decoder:
@@ -250,6 +267,9 @@ class Decoder:
         entry = lookup(i)
         if entry is None:
             return self._refused(i, guard, negated, Unsupported(i))
+        unknown = entry.unknown(i)
+        if unknown is not None:
+            return self._refused(i, guard, negated, Unsupported(i, f".{unknown}"))
         try:
             step = entry.decode(i, self)
         except Unsupported as refusal:

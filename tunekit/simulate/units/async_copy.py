@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp
 
 
-@instruction("cp.async.ca", "cp.async.cg")
+@instruction("cp.async.ca", "cp.async.cg", words="shared shared::cta global L2::cache_hint L2::64B L2::128B L2::256B")
 def cp_async(i: ptx.Instruction, d: Decoder) -> Step:
     """4, 8 or 16 bytes a lane; what src-size leaves out, or ignore-src, becomes zeros."""
     if not any(word.startswith("shared") for word in i.modifiers) or "global" not in i.modifiers:
@@ -90,7 +90,7 @@ def _issue(
     w.cta.cluster.changes += 1
 
 
-@instruction("cp.async.commit_group")
+@instruction("cp.async.commit_group", words="")
 def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         w.part(CopyGroups).commit(lanes.bits)
@@ -99,7 +99,7 @@ def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("cp.async.wait_group")
+@instruction("cp.async.wait_group", words="")
 def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
     if not isinstance(i.operands[0], ptx.Immediate):
         raise d.unsupported("a number of groups that is no constant")
@@ -111,7 +111,7 @@ def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("cp.async.wait_all")
+@instruction("cp.async.wait_all", words="")
 def wait_all(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         return _wait(w, i, w.part(CopyGroups).everything(lanes.bits))

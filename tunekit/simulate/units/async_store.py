@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp
 
 _COMPLETION = "mbarrier::complete_tx::bytes"
-_REDUCTIONS = frozenset(("add", "inc", "dec", "min", "max", "and", "or", "xor"))
+_REDUCTIONS = ("add", "inc", "dec", "min", "max", "and", "or", "xor")
+_TYPES = "b32 u32 s32 f32 b64 u64 s64 f64"
 
 
-@instruction("st.async", "red.async")
+@instruction(
+    "st.async",
+    "red.async",
+    words=f"weak relaxed cluster shared::cluster {_COMPLETION} v2 v4 {' '.join(_REDUCTIONS)} {_TYPES}",
+)
 def store_async(i: ptx.Instruction, d: Decoder) -> Step:
     if _COMPLETION not in i.modifiers:
         raise d.unsupported(f"without .{_COMPLETION}")

@@ -31,7 +31,7 @@ class NamedBarriers:
         self.each = [NamedBarrier(n, warps, lambda warp: cta.warps[warp].live) for n in range(BARRIERS)]
 
 
-@instruction("bar", "barrier")
+@instruction("bar", "barrier", words="cta sync arrive red aligned and or popc pred u32")
 def barrier(i: ptx.Instruction, d: Decoder) -> Step:
     words = [word for word in i.modifiers if word not in ("cta", "aligned")]
     aligned = i.opcode == "bar" or "aligned" in i.modifiers
@@ -137,7 +137,7 @@ class LaneBarriers:
         self.open: dict[int, LaneBarrier] = {}
 
 
-@instruction("bar.warp.sync")
+@instruction("bar.warp.sync", words="")
 def bar_warp_sync(i: ptx.Instruction, d: Decoder) -> Step:
     """The lanes of the mask meet, at one such instruction or at several with this mask.
 

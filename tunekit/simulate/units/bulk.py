@@ -208,7 +208,7 @@ def _reduce(update: Update, target: Place, data: Bytes, access: Access) -> None:
     target.region.write(target.offsets, update(old, data), access)
 
 
-@instruction("cp.async.bulk.commit_group")
+@instruction("cp.async.bulk.commit_group", words="")
 def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         w.part(BulkGroups).commit(lanes.bits)
@@ -217,7 +217,7 @@ def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("cp.async.bulk.wait_group")
+@instruction("cp.async.bulk.wait_group", words="read")
 def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
     """Waits for the groups; with .read only until their sources have been read."""
     if not isinstance(i.operands[0], ptx.Immediate):
@@ -251,7 +251,7 @@ def _learn(w: Warp, agent: int, operations: list[Operation], reads_only: bool) -
         row[agent] = max(int(row[agent]), one.read_epoch if reads_only else one.epoch)
 
 
-@instruction("cp.async.bulk.prefetch.L2")
+@instruction("cp.async.bulk.prefetch.L2", words="global L2::cache_hint")
 def prefetch(i: ptx.Instruction, d: Decoder) -> Step:
     """A hint: the addresses are checked, nothing is copied."""
     source = d.address(i.operands[0])

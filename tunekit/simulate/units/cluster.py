@@ -26,7 +26,7 @@ _RESPONSE_BYTES = 16
 _UNDEFINED = 0xDEADBEEF
 
 
-@instruction("mapa")
+@instruction("mapa", words="shared::cluster u32 u64")
 def mapa(i: ptx.Instruction, d: Decoder) -> Step:
     """The address of another CTA's copy of a shared address.
 
@@ -52,7 +52,7 @@ def mapa(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("getctarank")
+@instruction("getctarank", words="shared::cluster u32 u64")
 def getctarank(i: ptx.Instruction, d: Decoder) -> Step:
     """The rank of the CTA that a shared address lies in."""
     type_ = i.modifiers[-1]
@@ -99,7 +99,7 @@ class ClusterBarriers:
         return mine
 
 
-@instruction("barrier.cluster")
+@instruction("barrier.cluster", words="arrive wait acquire release relaxed aligned")
 def barrier_cluster(i: ptx.Instruction, d: Decoder) -> Step:
     """arrive releases unless .relaxed; wait acquires."""
     kind = i.modifiers[1]
@@ -135,7 +135,10 @@ def barrier_cluster(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("clusterlaunchcontrol.try_cancel")
+@instruction(
+    "clusterlaunchcontrol.try_cancel",
+    words="async shared::cta mbarrier::complete_tx::bytes multicast::cluster::all b128",
+)
 def try_cancel(i: ptx.Instruction, d: Decoder) -> Step:
     """Asks for a cluster that has not started, and gets none: sixteen zero bytes, counted on the mbarrier."""
     space = "shared::cta" if "shared::cta" in i.modifiers else "generic"
@@ -171,7 +174,10 @@ def try_cancel(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("clusterlaunchcontrol.query_cancel")
+@instruction(
+    "clusterlaunchcontrol.query_cancel",
+    words="is_canceled get_first_ctaid get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z v4 b32 pred b128",
+)
 def query_cancel(i: ptx.Instruction, d: Decoder) -> Step:
     """Reads a response: is_canceled is false, since try_cancel never finds work.
 

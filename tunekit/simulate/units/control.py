@@ -25,7 +25,7 @@ TEXT_BYTES = 4096
 MOST_NOTES = 200
 
 
-@instruction("bra", control=True)
+@instruction("bra", control=True, words="uni")
 def bra(i: Instruction, d: Decoder) -> Step:
     label = i.operands[0]
     if not isinstance(label, Label):
@@ -46,7 +46,7 @@ def bra(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("brx.idx", control=True)
+@instruction("brx.idx", control=True, words="uni")
 def brx(i: Instruction, d: Decoder) -> Step:
     """The second operand is the list of targets itself: the reader puts it there."""
     index, listed = d.read(i.operands[0], "u32"), i.operands[1]
@@ -71,7 +71,7 @@ def brx(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("exit", "ret", control=True)
+@instruction("exit", "ret", control=True, words="uni")
 def leave(i: Instruction, d: Decoder) -> Step:
     """ret of a kernel ends its lanes as exit does; a function's ret has become a branch."""
 
@@ -85,7 +85,7 @@ def leave(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("trap")
+@instruction("trap", words="")
 def trap(i: Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         raise w.stop(FaultKind.TRAP, "trap: the grid is aborted", lanes)
@@ -93,7 +93,7 @@ def trap(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("brkpt")
+@instruction("brkpt", words="")
 def brkpt(i: Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         note(w, f"{w.place(i)}: brkpt")
@@ -102,7 +102,7 @@ def brkpt(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("call")
+@instruction("call", words="uni")
 def call(i: Instruction, d: Decoder) -> Step:
     operands = list(i.operands)
     results = _items(operands.pop(0)) if isinstance(operands[0], Arguments) else ()

@@ -68,9 +68,15 @@ def fence_proxy(i: ptx.Instruction, d: Decoder) -> Step:
     return _step(lambda patterns: patterns.proxy_fence(*rows))
 
 
-@instruction("fence.proxy.async::generic")
+@instruction(
+    "fence.proxy.async::generic",
+    "fence.proxy.tensormap::generic",
+    words="acquire release cta cluster gpu sys sync_restrict::shared::cta sync_restrict::shared::cluster",
+)
 def fence_proxy_one_way(i: ptx.Instruction, d: Decoder) -> Step:
-    """From the generic to the async proxy, in shared memory, as half of a release or acquire pattern."""
+    """From the generic to the async proxy in shared memory, or to the tensormap proxy, whose maps a kernel writes in
+    global memory; as half of a release or acquire pattern."""
+    row = FENCED_SHARED if i.modifiers[1] == "async::generic" else FENCED_GLOBAL
     semantics = i.modifiers[2]
     if semantics not in ("acquire", "release"):
         raise d.unsupported(f".{semantics}")
@@ -78,24 +84,7 @@ def fence_proxy_one_way(i: ptx.Instruction, d: Decoder) -> Step:
     def act(patterns: Patterns) -> None:
         if semantics == "acquire":
             patterns.fence("acquire")
-        patterns.proxy_fence(FENCED_SHARED)
-        if semantics == "release":
-            patterns.fence("release")
-
-    return _step(act)
-
-
-@instruction("fence.proxy.tensormap::generic")
-def fence_proxy_tensormap(i: ptx.Instruction, d: Decoder) -> Step:
-    """Between writes of a tensor map in global memory and its use by copies."""
-    semantics = i.modifiers[2]
-    if semantics not in ("acquire", "release"):
-        raise d.unsupported(f".{semantics}")
-
-    def act(patterns: Patterns) -> None:
-        if semantics == "acquire":
-            patterns.fence("acquire")
-        patterns.proxy_fence(FENCED_GLOBAL)
+        patterns.proxy_fence(row)
         if semantics == "release":
             patterns.fence("release")
 

@@ -188,7 +188,7 @@ def _check_vector(w: Warp, addresses: Addresses, total: int, lanes: Lanes) -> No
         w.fault(FaultKind.MISALIGNED, f"a vector of {total} bytes at {where:#x}", lanes)
 
 
-@instruction("st.bulk")
+@instruction("st.bulk", words="weak shared shared::cta")
 def st_bulk(i: ptx.Instruction, d: Decoder) -> Step:
     """Fills a region of shared memory with zeros."""
     space = "shared" if any(word.startswith("shared") for word in i.modifiers) else "generic"

@@ -80,7 +80,10 @@ def _space(i: ptx.Instruction) -> str:
     return next((_SPACES[m] for m in i.modifiers if m in _SPACES), "generic")
 
 
-@instruction("ldmatrix.sync.aligned")
+@instruction(
+    "ldmatrix.sync.aligned",
+    words="m8n8 m8n16 m16n16 x1 x2 x4 trans shared shared::cta b16 b8 b8x16 b4x16_p64 b6x16_p32",
+)
 def ldmatrix(i: ptx.Instruction, d: Decoder) -> Step:
     """r, [p]"""
     shape, count = i.modifiers[2], _COUNTS[i.modifiers[3]]
@@ -120,7 +123,7 @@ def ldmatrix(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("stmatrix.sync.aligned")
+@instruction("stmatrix.sync.aligned", words="m8n8 m16n8 x1 x2 x4 trans shared shared::cta b16 b8")
 def stmatrix(i: ptx.Instruction, d: Decoder) -> Step:
     """[p], r"""
     shape, count = i.modifiers[2], _COUNTS[i.modifiers[3]]

@@ -61,7 +61,7 @@ def _own(w: Warp, cta: Cta, does: str) -> bool:
     return cta is w.cta
 
 
-@instruction("mbarrier.init")
+@instruction("mbarrier.init", words="shared shared::cta b64")
 def init(i: ptx.Instruction, d: Decoder) -> Step:
     address, space = d.address(i.operands[0]), _space(i)
     count = d.read(i.operands[1], "b32")
@@ -85,7 +85,7 @@ def init(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("mbarrier.inval")
+@instruction("mbarrier.inval", words="shared shared::cta b64")
 def inval(i: ptx.Instruction, d: Decoder) -> Step:
     address, space = d.address(i.operands[0]), _space(i)
 
@@ -100,7 +100,11 @@ def inval(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("mbarrier.expect_tx", "mbarrier.complete_tx")
+@instruction(
+    "mbarrier.expect_tx",
+    "mbarrier.complete_tx",
+    words="relaxed cta cluster shared shared::cta shared::cluster b64",
+)
 def transact(i: ptx.Instruction, d: Decoder) -> Step:
     """expect_tx, and complete_tx: the signal of a completed copy without a copy."""
     address, space = d.address(i.operands[0]), _space(i)
@@ -122,7 +126,11 @@ def transact(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("mbarrier.arrive", "mbarrier.arrive_drop")
+@instruction(
+    "mbarrier.arrive",
+    "mbarrier.arrive_drop",
+    words="expect_tx noComplete release relaxed cta cluster shared shared::cta shared::cluster b64",
+)
 def arrive(i: ptx.Instruction, d: Decoder) -> Step:
     """arrive and arrive_drop, also .expect_tx and .noComplete."""
     space, semantics = _space(i), _semantics(i, "release")
@@ -182,7 +190,11 @@ def _arrive(
     return states
 
 
-@instruction("mbarrier.test_wait", "mbarrier.try_wait")
+@instruction(
+    "mbarrier.test_wait",
+    "mbarrier.try_wait",
+    words="parity acquire relaxed cta cluster shared shared::cta b64",
+)
 def wait(i: ptx.Instruction, d: Decoder) -> Step:
     """test_wait and try_wait, by state or by parity."""
     space, semantics = _space(i), _semantics(i, "acquire")
@@ -247,7 +259,7 @@ def _silent(kind: FaultKind, text: str) -> None:
     """A state that was reported once already."""
 
 
-@instruction("mbarrier.pending_count")
+@instruction("mbarrier.pending_count", words="b64")
 def pending(i: ptx.Instruction, d: Decoder) -> Step:
     out, state = d.write(i.operands[0], "b32"), d.read(i.operands[1], "b64")
 
@@ -258,7 +270,7 @@ def pending(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("cp.async.mbarrier.arrive")
+@instruction("cp.async.mbarrier.arrive", words="noinc shared shared::cta b64")
 def arrive_after_copies(i: ptx.Instruction, d: Decoder) -> Step:
     """The mbarrier tracks all earlier cp.async of the thread: they arrive when they are done."""
     address: AddressOf = d.address(i.operands[0])

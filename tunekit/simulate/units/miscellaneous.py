@@ -67,7 +67,7 @@ class RegisterPool:
                     )
 
 
-@instruction("setmaxnreg.inc", "setmaxnreg.dec")
+@instruction("setmaxnreg.inc", "setmaxnreg.dec", words="sync aligned u32")
 def setmaxnreg(i: Instruction, d: Decoder) -> Step:
     if not isinstance(i.operands[0], Immediate):
         raise d.unsupported("a register count that is no constant")
@@ -120,7 +120,7 @@ def griddepcontrol(i: Instruction, d: Decoder) -> Step:
     return _pass
 
 
-@instruction("nanosleep")
+@instruction("nanosleep", words="u32")
 def nanosleep(i: Instruction, d: Decoder) -> Step:
     d.read(i.operands[0], "u32")
 
@@ -131,14 +131,19 @@ def nanosleep(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("prefetch", "prefetchu", "applypriority")
+@instruction(
+    "prefetch",
+    "prefetchu",
+    "applypriority",
+    words="global local const param param::entry L1 L2 L2::evict_last L2::evict_normal tensormap",
+)
 def prefetch(i: Instruction, d: Decoder) -> Step:
     """Hints to the caches, which are not modelled; an address without memory behind it is no fault."""
     d.address(i.operands[0])
     return _pass
 
 
-@instruction("discard.global", "discard")
+@instruction("discard.global", "discard", words="global L2")
 def discard(i: Instruction, d: Decoder) -> Step:
     """128 bytes become indeterminate (PTX ISA, discard)."""
     address = d.address(i.operands[0])
@@ -152,7 +157,7 @@ def discard(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("pmevent")
+@instruction("pmevent", words="mask")
 def pmevent(i: Instruction, d: Decoder) -> Step:
     return _pass
 

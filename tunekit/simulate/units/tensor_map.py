@@ -52,7 +52,10 @@ def replace(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release")
+@instruction(
+    "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release",
+    words="cta cluster gpu sys sync aligned",
+)
 def copy_and_fence(i: ptx.Instruction, d: Decoder) -> Step:
     """Copies a map from shared to global memory and releases it to the tensormap proxy; one copy a warp."""
     if i.modifiers[-2:] != ("sync", "aligned") or i.operands[2] != ptx.Immediate(BYTES):

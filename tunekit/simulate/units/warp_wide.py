@@ -122,7 +122,7 @@ def shfl_without_sync(i: ptx.Instruction, d: Decoder) -> Step:
     raise d.unsupported("shfl without .sync does not exist on sm_70 and later (PTX ISA 9.7.9.5)")
 
 
-@instruction("vote.sync")
+@instruction("vote.sync", words="all any uni ballot pred b32")
 def vote(i: ptx.Instruction, d: Decoder) -> Step:
     """d, {!}a, membermask: all, any, uni to a predicate, ballot to a mask."""
     mode = i.modifiers[1]
@@ -152,7 +152,7 @@ def vote_without_sync(i: ptx.Instruction, d: Decoder) -> Step:
     raise d.unsupported("vote without .sync does not exist on sm_70 and later (PTX ISA 9.7.13.9)")
 
 
-@instruction("match.any.sync", "match.all.sync")
+@instruction("match.any.sync", "match.all.sync", words="b32 b64")
 def match(i: ptx.Instruction, d: Decoder) -> Step:
     """d[|p], a, membermask: the lanes with an equal value (any), or all of them if all are equal (all)."""
     mode, kind = i.modifiers[0], i.modifiers[2]
@@ -220,7 +220,7 @@ def redux(i: ptx.Instruction, d: Decoder) -> Step:
     return _synchronised(i, masks, reduce)
 
 
-@instruction("elect.sync")
+@instruction("elect.sync", words="")
 def elect(i: ptx.Instruction, d: Decoder) -> Step:
     """d|p, membermask: the lowest lane leads (any fixed choice satisfies the ISA)."""
     target, flag = _results(i.operands[0])
@@ -236,7 +236,7 @@ def elect(i: ptx.Instruction, d: Decoder) -> Step:
     return _synchronised(i, masks, choose)
 
 
-@instruction("activemask")
+@instruction("activemask", words="b32")
 def activemask(i: ptx.Instruction, d: Decoder) -> Step:
     """d: the lanes that execute this instruction together."""
     out = d.write(i.operands[0], "b32")

@@ -174,7 +174,7 @@ def _check_registers(w: Warp, operation: Operation, tracking: Tracking, lanes: L
         return
 
 
-@instruction("wgmma.fence.sync.aligned")
+@instruction("wgmma.fence.sync.aligned", words="")
 def fence(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         wait = w.converge(i, lanes)
@@ -185,7 +185,7 @@ def fence(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("wgmma.commit_group.sync.aligned")
+@instruction("wgmma.commit_group.sync.aligned", words="")
 def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         wait = w.converge(i, lanes)
@@ -197,7 +197,7 @@ def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("wgmma.wait_group.sync.aligned")
+@instruction("wgmma.wait_group.sync.aligned", words="")
 def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
     """N: at most the last N groups stay in flight."""
     operand = i.operands[0]

@@ -26,7 +26,7 @@ class PairRequests:
         self.granted: dict[int, dict[int, int]] = {}
 
 
-@instruction("tcgen05.alloc")
+@instruction("tcgen05.alloc", words="cta_group::1 cta_group::2 sync aligned shared::cta b32")
 def alloc(i: Instruction, d: Decoder) -> Step:
     group = group_of(i)
     target, count_slot = d.address(i.operands[0]), d.read(i.operands[1], "u32")
@@ -129,7 +129,7 @@ def _common_room(ctas: tuple[Any, ...], count: int) -> int | None:
     return None
 
 
-@instruction("tcgen05.dealloc")
+@instruction("tcgen05.dealloc", words="cta_group::1 cta_group::2 sync aligned b32")
 def dealloc(i: Instruction, d: Decoder) -> Step:
     group = group_of(i)
     address_slot, count_slot = d.read(i.operands[0], "b32"), d.read(i.operands[1], "u32")
@@ -158,7 +158,7 @@ def dealloc(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("tcgen05.relinquish_alloc_permit")
+@instruction("tcgen05.relinquish_alloc_permit", words="cta_group::1 cta_group::2 sync aligned")
 def relinquish(i: Instruction, d: Decoder) -> Step:
     group = group_of(i)
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp
 
 
-@instruction("tcgen05.commit")
+@instruction(
+    "tcgen05.commit",
+    words="cta_group::1 cta_group::2 mbarrier::arrive::one shared::cluster multicast::cluster b64",
+)
 def commit(i: Instruction, d: Decoder) -> Step:
     if "mbarrier::arrive::one" not in i.modifiers:
         raise d.unsupported("a completion mechanism other than .mbarrier::arrive::one")

@@ -122,7 +122,10 @@ class _Copy:
             tensor(cta).memory.write(at_lanes, at_columns, copies, touched, self.tensor)
 
 
-@instruction("tcgen05.cp")
+@instruction(
+    "tcgen05.cp",
+    words=f"cta_group::1 cta_group::2 {' '.join(_SHAPES)} warpx2::02_13 warpx2::01_23 warpx4 b8x16 b4x16_p64 b6x16_p32",
+)
 def cp(i: Instruction, d: Decoder) -> Step:
     group = group_of(i)
     shape = next(m for m in i.modifiers if m in _SHAPES)
@@ -154,7 +157,7 @@ def cp(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("tcgen05.shift")
+@instruction("tcgen05.shift", words="cta_group::1 cta_group::2 down")
 def shift(i: Instruction, d: Decoder) -> Step:
     """Rows 1 to 31 of a quarter of the lanes move to rows 0 to 30, in the 8 columns from the address (31x256b)."""
     group = group_of(i)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp
 
 
-@instruction("tcgen05.fence::before_thread_sync")
+@instruction("tcgen05.fence::before_thread_sync", words="")
 def before_thread_sync(i: Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         known, pipe, patterns = w.known, w.part(WarpTensor).pipe, w.part(Patterns)
@@ -41,7 +41,7 @@ def before_thread_sync(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("tcgen05.fence::after_thread_sync")
+@instruction("tcgen05.fence::after_thread_sync", words="")
 def after_thread_sync(i: Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         known, seen = w.known, w.part(Patterns).observed

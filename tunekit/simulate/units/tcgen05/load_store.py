@@ -30,6 +30,8 @@ from tunekit.simulate.units.tcgen05.state import WarpTensor, tensor
 if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp
 
+_WORDS = f"sync aligned {' '.join(REGISTERS)} x1 x2 x4 x8 x16 x32 x64 x128"
+
 
 class Arriving(str):
     """The mark of a register that a tcgen05.ld has yet to fill: text for reports, and what a use of it tells."""
@@ -127,7 +129,7 @@ class _Cells:
         return found
 
 
-@instruction("tcgen05.ld")
+@instruction("tcgen05.ld", words=f"{_WORDS} pack::16b b32 red min max abs NaN u32 s32 f32")
 def ld(i: Instruction, d: Decoder) -> Step:
     if "red" in i.modifiers:
         return _ld_red(i, d)
@@ -207,7 +209,7 @@ def reduce(values: NDArray[np.uint32], kind: str, largest: bool, absolute: bool,
     return bits
 
 
-@instruction("tcgen05.st")
+@instruction("tcgen05.st", words=f"{_WORDS} unpack::16b b32")
 def st(i: Instruction, d: Decoder) -> Step:
     what = _fragment(i, d, i.operands[1] if len(i.operands) > 2 else None)
     address = d.address(i.operands[0])
@@ -234,7 +236,7 @@ def st(i: Instruction, d: Decoder) -> Step:
     return step
 
 
-@instruction("tcgen05.wait::ld", "tcgen05.wait::st")
+@instruction("tcgen05.wait::ld", "tcgen05.wait::st", words="sync aligned")
 def wait_for(i: Instruction, d: Decoder) -> Step:
     loads = "wait::ld" in i.modifiers
 

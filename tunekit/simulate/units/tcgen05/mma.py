@@ -25,6 +25,15 @@ from tunekit.simulate.units.tcgen05.state import WarpTensor, group_of
 if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp
 
+# Where the collector keeps an operand between instructions: no result depends on it.
+_COLLECTORS = " ".join(
+    f"collector::{x}::{use}" for x in ("a", "b0", "b1", "b2", "b3") for use in ("fill", "use", "lastuse", "discard")
+)
+_WORDS = (
+    f"ws sp ashift cta_group::1 cta_group::2 {' '.join(f'kind::{name}' for name in KINDS)} "
+    f"block_scale scale_vec::1X scale_vec::2X scale_vec::4X block16 block32 {_COLLECTORS}"
+)
+
 
 @dataclass(frozen=True)
 class _Operands:
@@ -43,7 +52,7 @@ class _Operands:
     scale_b: AddressOf | None
 
 
-@instruction("tcgen05.mma")
+@instruction("tcgen05.mma", words=_WORDS)
 def mma(i: Instruction, d: Decoder) -> Step:
     for refused, why in (("sp", "sparse matrices"), ("ashift", "the shift of A's rows")):
         if refused in i.modifiers:
