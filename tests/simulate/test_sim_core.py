@@ -110,6 +110,34 @@ def test_write_after_another_agents_read_needs_an_order(ordered: bool) -> None:
         assert "agent 1 may still be reading" in world.found[0][1]
 
 
+@pytest.mark.parametrize("strong", [True, False])
+def test_a_strong_write_races_with_other_reads_that_are_not_strong(strong: bool) -> None:
+    """Also where a third agent's strong read of the same bytes stands beside them."""
+    world = World("generic", "generic", "generic", "generic")
+    world.shadow.write(CELLS, world.access(0))
+    barrier = world.order.knowledge()
+    world.release(0, barrier)
+    for reader in (1, 2, 3):
+        world.known[reader].acquire(barrier)
+    world.shadow.read(CELLS, world.access(1, strong=strong))
+    world.shadow.read(CELLS, world.access(2, strong=True))
+    world.shadow.write(CELLS, world.access(3, strong=True))
+    assert world.kinds == ([] if strong else [FaultKind.RACE])
+
+
+def test_a_strong_read_does_not_hide_its_agents_other_read() -> None:
+    world = World("generic", "generic", "generic")
+    world.shadow.write(CELLS, world.access(0))
+    barrier = world.order.knowledge()
+    world.release(0, barrier)
+    for reader in (1, 2):
+        world.known[reader].acquire(barrier)
+    world.shadow.read(CELLS, world.access(1))
+    world.shadow.read(CELLS, world.access(1, strong=True))
+    world.shadow.write(CELLS, world.access(2, strong=True))
+    assert world.kinds == [FaultKind.RACE]
+
+
 def test_a_release_does_not_cover_what_its_agent_does_afterwards() -> None:
     world = World("generic", "generic")
     barrier = world.order.knowledge()

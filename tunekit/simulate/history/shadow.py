@@ -33,7 +33,6 @@ class Shadow:
         describe: Callable[[int], str],
         report: Report,
         initialised: NDArray[np.bool_] | None = None,
-        track_reads: bool = True,
     ) -> None:
         self._agents = agents
         self._describe = describe
@@ -43,12 +42,12 @@ class Shadow:
         self._epoch = np.zeros(cells, dtype=np.uint32)
         self._line = np.zeros(cells, dtype=np.uint32)
         self._strong = np.zeros(cells, dtype=np.bool_)
-        self._track_reads = track_reads
+        # Rows of reads, an agent's strong ones apart from its others: a strong write races with the others only.
         self._readers: list[int] = []
-        self._row_of: dict[int, int] = {}
+        self._strong_rows: list[bool] = []
+        self._row_of: dict[tuple[int, bool], int] = {}
         self._reads = np.zeros((0, cells), dtype=np.uint32)
         self._read_lines = np.zeros((0, cells), dtype=np.uint32)
-        self._strong_reads = np.zeros(cells, dtype=np.bool_)
 
     def read(self, cells: Cells, access: Access) -> None:
         """A read of `cells` (any shape): checked and remembered."""
@@ -62,12 +61,9 @@ class Shadow:
                 access,
             )
         self._after_writes(cells, access, "reads")
-        if self._track_reads:
-            row = self._row(access.agent.index)
-            self._reads[row][cells] = access.epoch
-            self._read_lines[row][cells] = _line(access)
-            if access.strong:
-                self._strong_reads[cells] = True
+        row = self._row(access)
+        self._reads[row][cells] = access.epoch
+        self._read_lines[row][cells] = _line(access)
 
     def write(self, cells: Cells, access: Access) -> None:
         """A write of `cells`: checked and remembered."""
@@ -124,15 +120,14 @@ class Shadow:
         """Reports, as `kind`, a write to cells that agents beyond `row` read; whether there were any."""
         limits = _widened(row, len(self._agents))[self._readers]
         late = self._reads[: len(self._readers), cells] > limits.reshape((-1,) + (1,) * cells.ndim)
-        own = self._row_of.get(access.agent.index)
-        if own is not None:
-            late[own] = False
+        for strong in (False, True):
+            own = self._row_of.get((access.agent.index, strong))
+            if own is not None:
+                late[own] = False
+        if access.strong:
+            late[self._strong_rows] = False
         if not late.any():
             return False
-        if access.strong:
-            late &= ~self._strong_reads[cells]
-            if not late.any():
-                return False
         first = int(np.flatnonzero(late.reshape(len(self._readers), -1).any(axis=1))[0])
         cell = int(cells[late[first]].flat[0])
         other = self._agents[self._readers[first]]
@@ -144,12 +139,14 @@ class Shadow:
         )
         return True
 
-    def _row(self, agent: int) -> int:
-        row = self._row_of.get(agent)
+    def _row(self, access: Access) -> int:
+        key = access.agent.index, access.strong
+        row = self._row_of.get(key)
         if row is None:
             row = len(self._readers)
-            self._readers.append(agent)
-            self._row_of[agent] = row
+            self._readers.append(access.agent.index)
+            self._strong_rows.append(access.strong)
+            self._row_of[key] = row
             if row >= self._reads.shape[0]:
                 spare = np.zeros((max(4, row), self._epoch.size), dtype=np.uint32)
                 self._reads = np.concatenate([self._reads, spare])
