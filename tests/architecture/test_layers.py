@@ -24,6 +24,12 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: (layer, place) for layer, names in enumerate(LAYERS) for place, name in enumerate(names)}
+# The same within the simulator, with one exception: a program loads the units, which registers them.
+SIMULATOR = (
+    *("ptx", "faults", "report", "job", "tma", "history", "machine", "launch", "numbers", "matrix", "sync", "units"),
+    *("grid", "run", "problem", "worker", "client"),
+)
+LOADS_THE_UNITS = PACKAGE / "simulate" / "machine" / "program.py"
 FENCED = {"torch", "cutlass", "cuda", "tvm_ffi"}
 # The files outside the fence: what runs in a compile process or on the device.
 BEHIND_THE_FENCE = ("tunekit/backends/*/*", "tunekit/oracle/*", "tunekit/measure/*", "kernel_specs/kernels/*")
@@ -75,6 +81,21 @@ def breaches(top: str, is_package: bool, tree: ast.AST) -> list[str]:
         if other_layer > layer or (sibling and (is_package or other_place > place)):
             found.append(f"{line}: {top} (layer {layer}) imports {name} (layer {other_layer})")
     return found
+
+
+@pytest.mark.parametrize("path", sources("tunekit/simulate"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_simulators_parts_import_downwards_only(path: Path) -> None:
+    part = path.relative_to(PACKAGE / "simulate").with_suffix("").parts[0]
+    if part in ENTRY_POINTS:
+        return
+    for line, name in imports(ast.parse(path.read_text())):
+        parts = name.split(".")
+        if parts[:2] != ["tunekit", "simulate"]:
+            continue
+        if len(parts) == 2:
+            assert path == LOADS_THE_UNITS, f"{line}: name the module that is imported"
+            continue
+        assert SIMULATOR.index(parts[2]) <= SIMULATOR.index(part), f"{line}: {part} imports {name}"
 
 
 @pytest.mark.parametrize("path", sources("tunekit"), ids=lambda p: str(p.relative_to(ROOT)))

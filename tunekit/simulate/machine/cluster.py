@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from tunekit.simulate.claims import Claims
 from tunekit.simulate.faults import FaultKind, Faults, Stop
 from tunekit.simulate.history.order import Access, Order
 from tunekit.simulate.history.shadow import Shadow
+from tunekit.simulate.machine.claims import Claims
 from tunekit.simulate.machine.cta import Cta, place_of
 from tunekit.simulate.machine.engine import Engine
 from tunekit.simulate.machine.memory import Buffer, GlobalMemory, Memory

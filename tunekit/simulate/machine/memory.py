@@ -18,7 +18,7 @@ from tunekit.simulate.history.order import Access
 from tunekit.simulate.history.shadow import Shadow
 
 if TYPE_CHECKING:
-    from tunekit.simulate.claims import Claims
+    from tunekit.simulate.machine.claims import Claims
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]

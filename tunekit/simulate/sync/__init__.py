@@ -1,1 +1,1 @@
-"""What threads and asynchronous work wait by: barriers, mbarriers, groups, warp groups."""
+"""What threads and asynchronous work are ordered by: barriers, mbarriers, groups, warp groups, fences and flags."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.history.patterns import Flags, Patterns
 from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.machine.transfer import Bytes, Elements, destinations, sources
 from tunekit.simulate.numbers.reduction import STORAGE, combine, supports
 from tunekit.simulate.ptx import module as ptx
+from tunekit.simulate.sync.patterns import Flags, Patterns
 from tunekit.simulate.units.load_store import Addresses, flag_addresses
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.history.patterns import Patterns
 from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.machine.memory import RANK_SHIFT, SHARED_BASE
 from tunekit.simulate.ptx import module as ptx
 from tunekit.simulate.sync.barrier import ClusterBarrier, Round
 from tunekit.simulate.sync.completion import Signal, completed, locate
+from tunekit.simulate.sync.patterns import Patterns
 
 if TYPE_CHECKING:
     from tunekit.simulate.machine.cluster import Cluster

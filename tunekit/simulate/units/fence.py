@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tunekit.simulate.history.order import FENCED_GLOBAL, FENCED_SHARED
-from tunekit.simulate.history.patterns import Patterns
 from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx import module as ptx
+from tunekit.simulate.sync.patterns import Patterns
 
 if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp

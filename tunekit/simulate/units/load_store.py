@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.history.patterns import Flags, Patterns
 from tunekit.simulate.machine.decode import TYPE_BITS, AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.machine.memory import RANK_SHIFT, SHARED_BASE
 from tunekit.simulate.machine.transfer import Elements, destinations, sources
 from tunekit.simulate.ptx import module as ptx
+from tunekit.simulate.sync.patterns import Flags, Patterns
 
 if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp

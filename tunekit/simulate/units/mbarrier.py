@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.history.order import Access, Knowledge
-from tunekit.simulate.history.patterns import Patterns
 from tunekit.simulate.machine.decode import AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx import module as ptx
 from tunekit.simulate.sync.completion import CtaMbarriers, Signal, completed, locate
 from tunekit.simulate.sync.groups import CopyGroups
 from tunekit.simulate.sync.mbarrier import Mbarrier, Report, pending_count
+from tunekit.simulate.sync.patterns import Patterns
 from tunekit.simulate.sync.suspension import Suspensions
 
 if TYPE_CHECKING:

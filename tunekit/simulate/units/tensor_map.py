@@ -8,10 +8,10 @@ import numpy as np
 
 from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.history.order import FENCED_GLOBAL
-from tunekit.simulate.history.patterns import Patterns
 from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx import module as ptx
+from tunekit.simulate.sync.patterns import Patterns
 from tunekit.simulate.tma.descriptor import BYTES
 from tunekit.simulate.tma.fields import replaced
 from tunekit.simulate.tma.tensor_map import TensorMapError

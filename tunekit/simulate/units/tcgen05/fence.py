@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunekit.simulate.history.order import TENSOR, TENSOR_BEFORE, TENSOR_ISSUED
-from tunekit.simulate.history.patterns import Patterns
 from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Instruction
+from tunekit.simulate.sync.patterns import Patterns
 from tunekit.simulate.units.tcgen05.state import WarpTensor
 
 if TYPE_CHECKING:
