@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest
 from tunekit.backends.cutedsl.link import link
 from tunekit.backends.host import compiler
 from tunekit.errors import UserError
 from tunekit.model import Values
 from tunekit.simulate.launch.arguments import ALIGNMENT, GUARD_BYTES, Buffers, Wanted
+from tunekit.simulate.launch.capture import against_directives
+from tunekit.simulate.launch.launch import Launch
+from tunekit.simulate.ptx.read import read_module
 
 HERE = Path(__file__).resolve().parent
 SMALL = HERE.parent / "specs" / "cute_small.py"
@@ -184,6 +188,38 @@ def test_an_exported_object_needs_no_process_of_its_own(captured):
 def test_what_goes_wrong_is_said(captured, job, error, words):
     assert captured[job].get("error") == error, captured[job]
     assert words in captured[job]["words"]
+
+
+@pytest.mark.parametrize(
+    ("block", "cluster", "words"),
+    [
+        ((128, 1, 1), (2, 1, 1), None),
+        ((1, 128, 1), (2, 1, 1), "(1, 128, 1) where its .reqntid demands (128, 1, 1)"),
+        ((128, 1, 1), (1, 1, 1), "(1, 1, 1) where its .reqnctapercluster demands (2, 1, 1)"),
+    ],
+)
+def test_the_kernels_own_directives_are_kept(block, cluster, words):
+    """PTX ISA 11.2 and 11.4: another block or cluster than the kernel requires does not start."""
+    kernel = read_module(HOST_PTX.replace(".reqnctapercluster 1, 1, 1", ".reqntid 128 .reqnctapercluster 2")).kernels
+    launch = Launch("clustered", (2, 1, 1), block, cluster, 0, {}, ())
+    assert against_directives(launch, kernel["clustered"]) == words
+
+
+def test_more_threads_than_maxntid_do_not_start():
+    kernel = read_module(HOST_PTX.replace(".reqnctapercluster 1, 1, 1", ".maxntid 64, 2")).kernels["clustered"]
+    launches = [Launch("clustered", (1, 1, 1), (threads, 1, 1), (1, 1, 1), 0, {}, ()) for threads in (128, 160)]
+    assert [against_directives(one, kernel) for one in launches] == [None, "160 threads a CTA > 128 (.maxntid)"]
+
+
+@pytest.mark.parametrize(
+    ("block", "cluster", "words"),
+    [
+        ((1, 1, 65), (1, 1, 1), "block (1, 1, 65) is over the limit (1024, 1024, 64)"),
+        ((1, 1, 1), (0, 1, 1), "cluster (0, 1, 1) has a side below 1"),
+    ],
+)
+def test_what_no_device_starts_is_refused(block, cluster, words):
+    assert Launch("k", (1, 1, 1), block, cluster, 0, {}, ()).refusal(parse_arch("sm_100a")) == words
 
 
 def test_every_attribute_is_kept(captured):

@@ -146,6 +146,17 @@ class TestLoadStore:
         )
         assert (ran.buffers["out"] == 6).all()
 
+    def test_constants_hold_addresses_of_constants(self, execute: Run) -> None:
+        ran = execute(
+            "ld.const.b64 %rd5, [places+8]; ld.b32 %r2, [%rd5]; st.global.b32 [%rd2], %r2;",
+            words(32),
+            np.zeros(32, np.uint32),
+            variables=".const .align 4 .u32 table[2] = {5, 6};\n"
+            ".const .align 8 .u64 places[2] = {generic(table), generic(table)+4};",
+        )
+        assert not ran.faults
+        assert (ran.buffers["out"] == 6).all()
+
     def test_st_bulk_clears(self, execute: Run) -> None:
         body = """
         setp.ne.u32 %p1, %r1, 0;

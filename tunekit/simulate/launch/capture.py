@@ -7,6 +7,7 @@ they lie on a GPU. No kernel is run: simulating the recorded launches comes afte
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -226,7 +227,7 @@ class _Recorder:
                 ctypes.string_at(parameters[index], parameter.size) for index, parameter in enumerate(kernel.parameters)
             ),
         )
-        refusal = launch.refusal(self._arch, self._static_shared_bytes(kernel))
+        refusal = launch.refusal(self._arch, self._static_shared_bytes(kernel)) or against_directives(launch, kernel)
         if refusal:
             return self._fail(f"{kernel.name} can't be launched: {refusal}", INVALID_VALUE)
         self.launches.append(launch)
@@ -253,6 +254,24 @@ def _cluster(attributes: Mapping[str, Attribute], kernel: Kernel) -> Dim3:
     asked = attributes.get(CLUSTER)
     if isinstance(asked, tuple):
         return asked
-    sides = [int(side) for side in kernel.directives.get("reqnctapercluster", "1").split(",")]
-    x, y, z = (*sides, 1, 1)[:3]
+    return _sides(kernel, "reqnctapercluster") or (1, 1, 1)
+
+
+def _sides(kernel: Kernel, directive: str) -> Dim3 | None:
+    """The sides that a directive of the kernel names, 1 where it leaves them out; None without it."""
+    if directive not in kernel.directives:
+        return None
+    x, y, z = (*(int(side) for side in kernel.directives[directive].split(",")), 1, 1)[:3]
     return x, y, z
+
+
+def against_directives(launch: Launch, kernel: Kernel) -> str | None:
+    """Why the kernel's own directives forbid the launch (PTX ISA 11.2 and 11.4), in a sentence, or None."""
+    for directive, asked in (("reqntid", launch.block), ("reqnctapercluster", launch.cluster)):
+        required = _sides(kernel, directive)
+        if required is not None and required != asked:
+            return f"{asked} where its .{directive} demands {required}"
+    most = _sides(kernel, "maxntid")
+    if most is not None and math.prod(launch.block) > math.prod(most):
+        return f"{math.prod(launch.block)} threads a CTA > {math.prod(most)} (.maxntid)"
+    return None

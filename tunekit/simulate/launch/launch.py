@@ -32,15 +32,19 @@ class Launch:
     def refusal(self, arch: Arch, static_shared_bytes: int = 0) -> str | None:
         """Why a device of `arch` would not start this, in a sentence, or None.
 
-        Source of the grid's limits: CUDA C++ Programming Guide 13.0, "Technical Specifications".
+        Source of the limits of grid and block: CUDA C++ Programming Guide 13.0, "Technical Specifications".
         """
         threads = self.block[0] * self.block[1] * self.block[2]
         ctas = self.cluster[0] * self.cluster[1] * self.cluster[2]
         shared = self.shared_bytes + static_shared_bytes
         if min(self.grid) < 1 or min(self.block) < 1:
             return f"grid {self.grid} x block {self.block} has a side below 1"
+        if min(self.cluster) < 1:
+            return f"cluster {self.cluster} has a side below 1"
         if max(self.grid[1:]) > 65_535 or self.grid[0] >= 2**31:
             return f"grid {self.grid} is over the limit (2147483647, 65535, 65535)"
+        if self.block[2] > 64:
+            return f"block {self.block} is over the limit (1024, 1024, 64)"
         if threads > arch.threads:
             return f"{threads} threads a CTA > {arch.threads} ({arch.name})"
         if shared > arch.smem_bytes:

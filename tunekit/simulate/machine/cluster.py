@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from tunekit.errors import UserError
 from tunekit.simulate.faults import FaultKind, Faults, Stop
 from tunekit.simulate.history.order import Access, Order
 from tunekit.simulate.history.shadow import Shadow
@@ -241,6 +242,12 @@ class Cluster:
             if variable.space == "const" and variable.initial:
                 start = self.program.symbols.places[variable.name].address % (1 << 56)
                 block[start : start + len(variable.initial)] = np.frombuffer(variable.initial, dtype=np.uint8)
+                for offset, link in variable.addresses:
+                    at, place = start + offset, self.program.symbols.places.get(link.name)
+                    if place is None or place.space not in ("const", "global"):
+                        raise UserError(f"{variable.name} holds the address of {link.name}, which has no generic one")
+                    address = (place.address + link.offset).to_bytes(8, "little")
+                    block[at : at + 8] = np.frombuffer(address, dtype=np.uint8)
         return block
 
     def _shadow(self, buffer: Buffer) -> Shadow:
