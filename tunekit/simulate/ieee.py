@@ -2,6 +2,8 @@
 
 Single precision makes the canonical NaN only and is exact to the last bit: results are formed in double precision
 and rounded once, with the error of the double-precision sum where that could have hidden a tie.
+.ftz flushes a result that is below the smallest normal number when it is rounded as if the exponent had no lower
+bound, as an H200 does in mul, fma, mad, div, rcp and cvt, in every rounding mode.
 Kernels take arrays (inputs, then `out`, which may be an input) of any shape that is contiguous.
 """
 
@@ -27,7 +29,8 @@ _LOW_28 = np.array(0x0FFFFFFF, np.int64)
 _LOW_29 = np.array(0x1FFFFFFF, np.int64)
 _HALF = np.array(0x10000000, np.int64)
 _SMALLEST_NORMAL = np.array(2.0**-126)
-_SMALLEST_NORMAL_F32 = np.float32(2.0**-126)
+_SMALLEST_NORMALS = np.float32(2.0**-126).tobytes(), np.float32(-(2.0**-126)).tobytes()
+_QUIET = np.uint64(1 << 51)
 _TOWARDS = {"rz": np.float32(0), "rm": np.float32(-np.inf), "rp": np.float32(np.inf)}
 
 
@@ -59,15 +62,35 @@ def saturate(x: Array) -> Array:
     return np.asarray(np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0)))
 
 
-def flush_below(exact: Array, result: Array) -> None:
-    """.ftz of results that rounding has taken up to the smallest normal number, in place.
+def is_flushed(exact: Array, rounding: str, precision: int, smallest: float) -> Array:
+    """Which results .ftz flushes, for a format of `precision` bits (found on an H200).
 
-    The hardware flushes what was too small before it was rounded.
+    That is what stays below the smallest normal number when rounded to `precision` bits with an unbounded exponent,
+    although the delivered result, with one bit fewer there, may round up to that number.
+    For roundings towards zero this asks too little, but then the delivered result is subnormal too.
     """
-    smallest = np.abs(result) == _SMALLEST_NORMAL_F32
-    if 1 in smallest.tobytes():
-        tiny = smallest & (np.abs(exact) < _SMALLEST_NORMAL)
-        result.view(np.uint32)[tiny] &= _SIGN
+    magnitude = np.abs(exact)
+    if rounding == "rn":
+        # Halfway between the last two values: a tie goes to the smallest normal number, whose last bit is even.
+        return np.asarray(magnitude < smallest * (1 - 2.0 ** (-precision - 1)))
+    return np.asarray(magnitude <= smallest * (1 - 2.0**-precision))
+
+
+def has_smallest(result: Array) -> bool:
+    """Whether some float32 may be the smallest normal number, of either sign (never no where there is one).
+
+    The bytes are searched, which is quicker than comparing numbers, and first for the three that both signs share;
+    a match across two numbers does no harm.
+    """
+    found = result.tobytes()
+    positive, negative = _SMALLEST_NORMALS
+    return positive[:3] in found and (positive in found or negative in found)
+
+
+def flush_below(exact: Array, result: Array, rounding: str) -> None:
+    """.ftz of float32 results that rounding has taken up to the smallest normal number, in place (see is_flushed)."""
+    tiny = is_flushed(exact, rounding, 24, 2.0**-126) & (np.abs(result) == _SMALLEST_NORMAL)
+    result.view(np.uint32)[tiny] &= _SIGN
 
 
 def finish(x: Array, out: Array, ftz: bool, sat: bool = False) -> None:
@@ -183,8 +206,8 @@ def mul_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
         result = a * b
         if rounding != "rn":
             result = directed(result, np.multiply(a, b, dtype=np.float64) - result, rounding)
-        if ftz:
-            flush_below(np.multiply(a, b, dtype=np.float64), result)
+        if ftz and has_smallest(result):
+            flush_below(np.multiply(a, b, dtype=np.float64), result, rounding)
         finish(result, out, ftz, sat)
 
     return kernel
@@ -246,16 +269,21 @@ def fma_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
             k.y[...] = b
             z[...] = c
         np.multiply(x, k.y, x)  # exact: 48 bits
-        if rounding != "rn":
-            finish(sum_to_f32(x, z, rounding), out, ftz, sat)
-            return
         np.add(x, z, s)
-        result = _nearest_of_sum(s, _error_of_sum(x, z, s)) if k.close(ftz) else s
-        if sat:
-            finish(result.astype(np.float32), out, ftz, sat)
+        if rounding != "rn":
+            result = sum_to_f32(x, z, rounding)
+        else:
+            result = _nearest_of_sum(s, _error_of_sum(x, z, s)) if k.close(ftz) else s
+        if sat or rounding != "rn":
+            result = result.astype(np.float32)
+            if ftz and has_smallest(result):
+                flush_below(sticky_sum(x, z, s), result, rounding)
+            finish(result, out, ftz, sat)
             return
         out[...] = result
         if ftz:
+            if has_smallest(out):
+                flush_below(sticky_sum(x, z, s), out, rounding)
             flush(out)
         settle(out)
 
@@ -271,6 +299,9 @@ def div_f32(rounding: str, ftz: bool) -> Kernel:
         if rounding != "rn":
             remainder = a - np.multiply(result, b, dtype=np.float64)
             result = directed(result, np.where(np.isfinite(a) & (b != 0), remainder * np.sign(b), 0), rounding)
+        if ftz and has_smallest(result):
+            # A quotient of 24-bit numbers lies on a bound of is_flushed or 2^-49 of itself off: float64 tells.
+            flush_below(np.divide(a, b, dtype=np.float64), result, rounding)
         finish(result, out, ftz)
 
     return kernel
@@ -313,15 +344,20 @@ def rounded_f64(exact: Fraction, rounding: str) -> float:
 
 @cache
 def exact_f64(operation: str, rounding: str) -> Kernel:
-    """add, sub, mul, div, fma or sqrt in float64 with any rounding."""
+    """add, sub, mul, div, fma or sqrt in float64 with any rounding.
+
+    A NaN keeps its sign and payload and becomes quiet. Of several, add, sub, mul and fma pass b on, as found on an
+    H200 (a or c of fma without b: not measured).
+    """
     native_functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
     quick: Any = native_functions.get(operation)
+    passes_b = operation in ("add", "sub", "mul", "fma")
     if rounding == "rn" and quick is not None:
 
         def native(*arrays: Array) -> None:
             quick(*arrays)
 
-        return native
+        return of_second_nan(native) if passes_b else native
 
     def lane(values: list[float], usual: float) -> float:
         if not all(map(math.isfinite, values)) or math.isnan(usual):
@@ -352,7 +388,27 @@ def exact_f64(operation: str, rounding: str) -> Kernel:
         rows = [x.tolist() for x in inputs]
         out[...] = [lane(list(values), value) for *values, value in zip(*rows, np.asarray(usual).tolist(), strict=True)]
 
-    return kernel
+    return of_second_nan(kernel) if passes_b else kernel
+
+
+def quiet_f64(bits: Array) -> Array:
+    """Patterns of float64 NaN made quiet: sign and payload stay."""
+    return np.asarray(bits | _QUIET)
+
+
+def of_second_nan(kernel: Kernel) -> Kernel:
+    """`kernel` on float64, but where its second operand is NaN the result is that NaN, quiet."""
+
+    def second(a: Array, b: Array, *more: Array) -> None:
+        nan = np.isnan(b)
+        if 1 not in nan.tobytes():
+            kernel(a, b, *more)
+            return
+        passed = quiet_f64(b.view(np.uint64)[nan])
+        kernel(a, b, *more)
+        more[-1].view(np.uint64)[nan] = passed
+
+    return second
 
 
 def _root(value: float, rounding: str) -> float:
