@@ -19,10 +19,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from tunekit.simulate.cluster import Cluster
-from tunekit.simulate.lanes import FULL, Lanes
 from tunekit.simulate.launch.launch import Launch
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.cluster import Cluster
+from tunekit.simulate.machine.lanes import FULL, Lanes
+from tunekit.simulate.machine.program import Program
 from tunekit.simulate.ptx.read import read_module
 
 INSTRUCTIONS = (

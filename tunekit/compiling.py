@@ -38,13 +38,15 @@ REMEMBERED = frozenset({Status.COMPILE_TIMEOUT, Status.COMPILE_CRASHED, Status.C
 @dataclass(frozen=True)
 class Unit:
     """One compile. `key` is its identity; `reference` is what loads the spec in another process;
-    `declared` is the footprint by the spec's own arithmetic."""
+    `declared` is the footprint by the spec's own arithmetic; `options` is added to the
+    implementation's compile options."""
 
     key: str
     variant: Variant
     static: Values
     reference: str
     declared: Footprint = field(default_factory=Footprint)
+    options: str = ""
 
     @property
     def symbol(self) -> str:
@@ -61,22 +63,26 @@ class Unit:
             symbol=self.symbol,
             out_dir=str(out_dir),
             trace_only=trace_only,
+            options=self.options,
         )
 
 
-def units(spec: KernelSpec, reference: str, problem: Values, variants: Sequence[Variant]) -> list[Unit]:
-    """The compiles that `variants` need for a problem, in order."""
+def units(
+    spec: KernelSpec, reference: str, problem: Values, variants: Sequence[Variant], options: str = ""
+) -> list[Unit]:
+    """The compiles that `variants` need for a problem, in order; `options` is added to their compile options."""
     static = spec.static(problem)
     sources = {
         name: identity.fingerprint(spec.implementation(name).build) for name in {v.implementation for v in variants}
     }
     return [
         Unit(
-            compile_key(spec, v, problem, sources=sources[v.implementation]),
+            compile_key(spec, v, problem, sources=sources[v.implementation], options=options),
             v,
             static,
             reference,
             declared_footprint(spec.implementation(v.implementation), parse_arch(v.arch), problem, v.tunables),
+            options,
         )
         for v in variants
     ]

@@ -202,13 +202,16 @@ def compile_key(
     *,
     sources: str | None = None,
     tools: Mapping[str, str | None] | None = None,
+    options: str = "",
 ) -> str:
     """The compile key of `variant` for a complete `problem`: what its artifact is stored under.
 
     `sources` is the :func:`identity.fingerprint` of the implementation's build function,
-    taken here where it isn't given; `tools` as for :func:`identity.compile_key`.
+    taken here where it isn't given; `tools` as for :func:`identity.compile_key`; `options`
+    is added to the implementation's own compile options.
     """
     implementation = spec.implementation(variant.implementation)
     if sources is None:
         sources = identity.fingerprint(implementation.build)
-    return identity.compile_key(variant, spec.static(problem), sources, implementation.compile_options, tools)
+    together = f"{implementation.compile_options} {options}".strip() if options else implementation.compile_options
+    return identity.compile_key(variant, spec.static(problem), sources, together, tools)

@@ -9,7 +9,7 @@ import pytest
 
 from tunekit.cli import COMMANDS
 from tunekit.cli import tunekit as group
-from tunekit.cli.options import budget, duration, memory
+from tunekit.cli.options import LONGEST_S, budget, duration, memory
 
 
 def test_the_groups_lines_are_the_commands_own():
@@ -177,7 +177,8 @@ def test_a_malformed_spec_is_named_with_its_line(tunekit, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90.0), ("1.5s", 1.5), ("5m", 300.0), ("2h", 7200.0), ("250ms", 0.25)]
+    ("text", "seconds"),
+    [("90", 90.0), ("1.5s", 1.5), ("5m", 300.0), ("2h", 7200.0), ("250ms", 0.25), ("9999999999h", LONGEST_S)],
 )
 def test_times(text, seconds):
     assert duration(text) == seconds

@@ -26,9 +26,9 @@ from tunekit.backends import CompileRequest
 from tunekit.backends.load import load_artifact
 from tunekit.jobs import Limits, Pool, Task
 from tunekit.model import Values
-from tunekit.simulate import formats
 from tunekit.simulate.launch.arguments import arguments_of
 from tunekit.simulate.launch.capture import capture_object
+from tunekit.simulate.numbers import formats
 from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.run import simulate
 from tunekit.spec import load_spec

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from tunekit import identity
+from tunekit.arch import ARCHES
+from tunekit.backends import CompileRequest
+from tunekit.compiling import units
 from tunekit.model import Values
+from tunekit.space import default_variant
+from tunekit.spec import load_spec
 
 EDITS = {
     "the build function itself": ("kernel.py", "Scale().source() + tail()", "Scale().source() + tail() + ' '"),
@@ -86,3 +92,17 @@ def test_everything_that_changes_the_code_is_in_the_key(changes):
 
 def test_the_order_of_tunables_does_not_count():
     assert variant(tunables=Values(stages=2, tile=1)).id == variant().id
+
+
+def test_options_of_one_compile_make_a_key_of_its_own():
+    """Line info asked for on the command line: another artifact, not the one that a sweep measures."""
+    spec = load_spec("fmha")
+    problem = spec.problem(spec.examples[0])
+    chosen = default_variant(spec, ARCHES["sm_100a"], problem)
+    plain, again, lines = (
+        units(spec, "fmha", problem, [chosen], options)[0] for options in ("", "", "--generate-line-info")
+    )
+    assert plain.key == again.key != lines.key
+    assert plain.symbol != lines.symbol
+    assert lines.request(Path("out")).options == "--generate-line-info"
+    assert CompileRequest.from_payload(lines.request(Path("out")).to_payload()) == lines.request(Path("out"))

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunekit.simulate.cluster import Cluster, ClusterResult
 from tunekit.simulate.faults import Fault, Faults
 from tunekit.simulate.launch.launch import Launch
-from tunekit.simulate.memory import Buffer
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.cluster import Cluster, ClusterResult
+from tunekit.simulate.machine.memory import Buffer
+from tunekit.simulate.machine.program import Program
 from tunekit.simulate.ptx.read import read_module
 
 PAGE = 4096
@@ -82,7 +82,7 @@ def run(
         data = np.frombuffer(room, dtype=np.uint8)[: flat.size]
         data[:] = flat
         initialised = np.full(flat.size, name not in unwritten)
-        made.append(Buffer(name, data.ctypes.data, data, initialised))
+        made.append(Buffer(name, data.ctypes.data, data, initialised, output=True))
     address = {buffer.name: buffer.address for buffer in made}
     module = read_module(text)
     kernel = next(iter(module.kernels.values()))

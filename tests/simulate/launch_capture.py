@@ -16,8 +16,8 @@ from tunekit.backends.load import preload_runtime
 from tunekit.errors import TunekitError
 from tunekit.simulate.launch.arguments import Buffers, Wanted, arguments_of
 from tunekit.simulate.launch.capture import capture, capture_object
+from tunekit.simulate.machine.symbols import parameter_offsets
 from tunekit.simulate.ptx.read import read_module
-from tunekit.simulate.symbols import parameter_offsets
 from tunekit.spec import load_spec
 
 

@@ -236,7 +236,7 @@ PLANTS: tuple[Plant, ...] = (
         TENSOR,
         ("bar.sync 1, 128;\n", ""),
         finds=(F.RACE, F.UNINITIALISED, F.MISSING_TENSOR_FENCE),
-        at="tcgen05.mma",
+        at="tcgen05.",  # the product or the store, whichever comes second
     ),
     plant(
         "half the columns that are used",

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tunekit.simulate.cluster import Cluster, ClusterResult
-from tunekit.simulate.cta import Cta
-from tunekit.simulate.decode import Wait
-from tunekit.simulate.formats import decode, encode
 from tunekit.simulate.launch.launch import Launch
+from tunekit.simulate.machine.cluster import Cluster, ClusterResult
+from tunekit.simulate.machine.cta import Cta
+from tunekit.simulate.machine.decode import Wait
+from tunekit.simulate.machine.program import Program
 from tunekit.simulate.matrix import descriptor_sm100
 from tunekit.simulate.matrix.layout import Place, addresses, chunk_addresses
-from tunekit.simulate.program import Program
+from tunekit.simulate.numbers.formats import decode, encode
 from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.units.tcgen05.state import Allocation, tensor
 

@@ -10,7 +10,6 @@ import alu_reference as ref
 import numpy as np
 import pytest
 from alu_lanes import corners, float_corners, on_lanes, on_lanes_unguarded
-from conftest import kernel_text, run
 
 Array = np.ndarray[Any, Any]
 ORDER: dict[str, Callable[[Any, Any], bool]] = {
@@ -195,7 +194,7 @@ def test_special_registers_and_clocks() -> None:
     assert np.all(second > first)
 
 
-def test_generic_addresses() -> None:
+def test_generic_addresses(run_ptx: Any, ptx_kernel: Any) -> None:
     """An address in shared memory survives the way to a generic one and back, and lies in one window only."""
     body = """
     ld.param.b64 %rd9, [out];
@@ -226,7 +225,7 @@ def test_generic_addresses() -> None:
     st.global.b32 [%rd11+48], %r2;
     ret;
     """
-    text = kernel_text(body, ".param .u64 out", variables=".shared .align 16 .b8 room[64];")
-    ran = run(text, {"out": np.zeros(8, np.uint64)}, ["out"], block=(1, 1, 1))
+    text = ptx_kernel(body, ".param .u64 out", variables=".shared .align 16 .b8 room[64];")
+    ran = run_ptx(text, {"out": np.zeros(8, np.uint64)}, ["out"], block=(1, 1, 1))
     assert not ran.faults
     assert ran.buffers["out"].tolist() == [0, 1, 0, 1, 1, 0, 7, 0]

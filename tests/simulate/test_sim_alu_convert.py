@@ -11,10 +11,9 @@ import alu_reference as ref
 import numpy as np
 import pytest
 from alu_lanes import corners, float_corners, on_lanes, on_lanes_unguarded
-from conftest import kernel_text, run
 
 from tunekit.simulate.faults import Unsupported
-from tunekit.simulate.formats import decode, encode
+from tunekit.simulate.numbers.formats import decode, encode
 
 Array = np.ndarray[Any, Any]
 INTEGERS = ["u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"]
@@ -349,8 +348,8 @@ def test_packing_integers() -> None:
         "add.f32 %r1, %rd1, %r1;",  # a register of the wrong width
     ],
 )
-def test_what_is_not_in_the_isa_is_refused_when_it_is_reached(text: str) -> None:
+def test_what_is_not_in_the_isa_is_refused_when_it_is_reached(run_ptx: Any, ptx_kernel: Any, text: str) -> None:
     fill = "mov.u32 %r1, 0; mov.u64 %rd1, 0; mov.u16 %rs1, 0; "
-    assert not run(kernel_text(f"{fill} bra DONE; {text} DONE: ret;")).faults
+    assert not run_ptx(ptx_kernel(f"{fill} bra DONE; {text} DONE: ret;")).faults
     with pytest.raises(Unsupported):
-        run(kernel_text(f"{fill} {text} ret;"))
+        run_ptx(ptx_kernel(f"{fill} {text} ret;"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tunekit.simulate.formats import FORMATS, decode, encode
+from tunekit.simulate.numbers.formats import FORMATS, decode, encode
 
 # exponent bits, mantissa bits, bias, has infinity, has NaN: from the formats' definitions (OCP FP8 and MX, IEEE 754)
 SHAPES = {

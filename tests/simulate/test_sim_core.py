@@ -6,16 +6,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tunekit.simulate.engine import Engine
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import FULL, Lanes, bits_of
-from tunekit.simulate.memory import Buffer, GlobalMemory, Memory
-from tunekit.simulate.order import FENCED_SHARED, HAPPENED, TENSOR, TENSOR_BEFORE, Access, Agent, Knowledge, Order
-from tunekit.simulate.schedule import Schedule
-from tunekit.simulate.shadow import Shadow
+from tunekit.simulate.history.order import (
+    FENCED_SHARED,
+    HAPPENED,
+    TENSOR,
+    TENSOR_BEFORE,
+    Access,
+    Agent,
+    Knowledge,
+    Order,
+)
+from tunekit.simulate.history.shadow import Shadow
+from tunekit.simulate.machine.engine import Engine
+from tunekit.simulate.machine.lanes import FULL, Lanes, bits_of
+from tunekit.simulate.machine.memory import Buffer, GlobalMemory, Memory
+from tunekit.simulate.machine.schedule import Schedule
 
 
 class World:
@@ -179,6 +188,7 @@ def test_waiting_teaches_everything_but_the_tensor_row() -> None:
     assert sink.rows[TENSOR, agent.index] == 7
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["read", "write", "sync"]), st.integers(0, 3)), max_size=40)
 )
@@ -277,3 +287,14 @@ def test_a_queue_keeps_its_order_and_a_seed_its_choices() -> None:
     assert outcome(3) == runs[3]
     assert len({tuple(run) for run in runs}) == 8
     assert any([item for item in run if item[0] == "c"] != [f"c{n}" for n in range(6)] for run in runs)
+
+
+def test_a_read_of_an_output_before_any_write_to_it_is_remembered(run_ptx, ptx_kernel) -> None:
+    """Whichever of the two warps comes first, the race is found."""
+    body = """ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra READ;
+    setp.ne.u32 %p2, %r1, 32; @%p2 exit; st.global.b32 [%rd1], 7; exit; READ: ld.global.b32 %r2, [%rd1]; exit;"""
+    for seed in range(6):
+        ran = run_ptx(
+            ptx_kernel(body, ".param .u64 out"), {"out": np.zeros(4, np.uint32)}, ["out"], block=(64, 1, 1), seed=seed
+        )
+        assert ran.kinds == {"data race"}

@@ -166,3 +166,49 @@ def test_bytes_that_a_pragma_calls_unused_are_not_read(run_ptx, ptx_kernel):
         ptx_kernel(load + "add.u32 %r5, %r2, %r3; exit;", OUT, variables=shared), {"out": np.zeros(1)}, ["out"]
     )
     assert ran.kinds == {"undefined register"}
+
+
+SPIN_LOCK = """mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.v2.b32 [s], {0, 0}; bar.sync 0;
+    TRY: atom.acquire.cta.shared.cas.b32 %r2, [s], 0, 1; setp.ne.u32 %p2, %r2, 0; @%p2 bra TRY;
+    ld.shared.b32 %r3, [s+4]; add.u32 %r3, %r3, 1; st.shared.b32 [s+4], %r3;
+    atom.release.cta.shared.exch.b32 %r4, [s], 0;
+    bar.sync 0; ld.shared.b32 %r5, [s+4]; st.global.b32 [%rd1], %r5; exit;"""
+
+
+def test_a_lock_that_the_lanes_of_a_warp_take_in_turn(run_ptx, ptx_kernel):
+    """The lane that has it does not wait for the others, which spin until it gives it back."""
+    body = f"{LANE} {SPIN_LOCK}"
+    for seed in range(2):
+        got = lanes(run_ptx, ptx_kernel(body, OUT, variables=".shared .align 8 .b8 s[8];"), seed=seed)
+        assert got.tolist() == [32] * 32
+
+
+def test_lanes_that_wait_for_what_others_do_behind_their_meeting(run_ptx, ptx_kernel):
+    """Lane 0 waits on an mbarrier inside a branch for arrivals that the other lanes make after it."""
+    body = f"""{LANE} setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [b], 31; bar.warp.sync -1;
+    @!%p1 bra OTHERS; W: mbarrier.try_wait.parity.shared.b64 %p2, [b], 0; @!%p2 bra W;
+    OTHERS: @!%p1 mbarrier.arrive.shared.b64 _, [b]; st.global.b32 [%rd1], %r1; exit;"""
+    for seed in range(3):
+        got = lanes(run_ptx, ptx_kernel(body, OUT, variables=".shared .align 8 .b64 b;"), seed=seed)
+        assert got.tolist() == list(range(32))
+
+
+def test_lanes_meet_at_different_bar_warp_syncs(run_ptx, ptx_kernel):
+    """PTX ISA, bar.warp.sync: all threads of the mask execute *a* bar.warp.sync with it, not the same one."""
+    body = f"""{LANE} setp.lt.u32 %p1, %r1, 16; @%p1 bra LOW; mov.b32 %r3, 0;
+    HIGH: bar.warp.sync -1; ld.shared.b32 %r2, [s]; bar.warp.sync -1; add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p2, %r3, 5; @%p2 bra HIGH; bra END;
+    LOW: mov.b32 %r3, 0; setp.eq.u32 %p3, %r1, 0; AGAIN: @%p3 st.shared.b32 [s], %r3; bar.warp.sync -1;
+    mov.b32 %r2, 9; bar.warp.sync -1; add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 5; @%p2 bra AGAIN;
+    END: st.global.b32 [%rd1], %r2; exit;"""
+    for seed in range(5):
+        got = lanes(run_ptx, ptx_kernel(body, OUT, variables=".shared .align 4 .b32 s;"), seed=seed)
+        assert got.tolist() == [9] * 16 + [4] * 16
+
+
+def test_a_bar_warp_sync_that_some_lanes_never_reach(run_ptx, ptx_kernel):
+    body = f"""{LANE} setp.lt.u32 %p1, %r1, 16; @%p1 bra LOW; bar.warp.sync -1; bra END;
+    LOW: bar.warp.sync 0xffff; bar.sync 0; END: exit;"""
+    ran = run_ptx(ptx_kernel(body, OUT), {"out": np.zeros(32, np.uint32)}, ["out"])
+    assert ran.kinds == {"deadlock"}
+    assert "waits for bar.warp.sync 0xffffffff of lanes 0x0000ffff" in ran.faults[0].message

@@ -70,6 +70,8 @@ def test_choosing_ctas(text, chosen):
 def test_ctas_that_there_are_not(text):
     with pytest.raises(UserError, match="CTAs"):
         selected(text, 8)
+    with pytest.raises(UserError, match="CTAs"):
+        clusters_of(Launch("k", (8, 1, 1), (32, 1, 1), (1, 1, 1), 0, {}, ()), text)
 
 
 def test_the_rest_of_a_cluster_comes_along():
@@ -218,3 +220,18 @@ def test_strict_demands_the_fences_of_the_isa(ptx_kernel, jobs, strict, found):
     module = read_module(ptx_kernel(UNFENCED))
     report = simulate(launch_of(buffers, (2, 1, 1), threads=160), module, buffers, jobs=jobs, strict=strict)
     assert sorted({fault.kind.value for fault in report.faults}) == found
+
+
+@pytest.mark.parametrize("stop", ["", "setp.gt.u32 %p2, %r1, 3; @%p2 trap;"])
+def test_the_report_is_the_same_however_many_processes_make_it(ptx_kernel, stop):
+    """The first instance of a fault is that of the first CTA, also where that CTA takes longest."""
+    body = f"""mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; mov.u32 %r2, 0; @%p1 bra GO;
+    L: add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 3000; @%p3 bra L;
+    GO: {stop} shl.b32 %r3, %r1, 2; ld.shared.b32 %r4, [%r3+1024]; exit;"""
+    text, found = ptx_kernel(body, OUT), []
+    for jobs in (1, 2, 5):
+        buffers = outputs()
+        report = simulate(launch_of(buffers), read_module(text), buffers, jobs=jobs)
+        assert report.faults[0].place.cta == (0, 0, 0)
+        found.append((report.faults, report.instructions))
+    assert found[0] == found[1] == found[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunekit.simulate import formats
 from tunekit.simulate.faults import Unsupported
+from tunekit.simulate.numbers import formats
 
 LANES = np.arange(32)
 GROUP, THREAD = LANES >> 2, LANES % 4

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tunekit.simulate import formats
 from tunekit.simulate.matrix import descriptor_sm90, layout
 from tunekit.simulate.matrix.layout import NONE, SWIZZLE_32B, SWIZZLE_64B, SWIZZLE_128B, Place
+from tunekit.simulate.numbers import formats
 
 IMAGE = 65536
 ELEMENT = {"bf16": np.uint16, "f16": np.uint16, "tf32": np.uint32, "e4m3": np.uint8, "e5m2": np.uint8}

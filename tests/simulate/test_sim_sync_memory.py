@@ -162,6 +162,17 @@ class TestLoadStore:
         assert not ran.faults
         assert not ran.buffers["out"].any()
 
+    @pytest.mark.parametrize("size", [136, 0x7FFFFFFF8, -8])
+    def test_st_bulk_of_more_than_there_is(self, execute: Run, size: int) -> None:
+        body = f"""
+        setp.ne.u32 %p1, %r1, 0;
+        mov.u64 %rd5, {size};
+        mov.u32 %r6, tile;
+        @!%p1 st.bulk.shared::cta [%r6], %rd5, 0;
+        """
+        ran = execute(body, words(32), np.ones(32, np.uint32), variables=".shared .align 16 .b8 tile[128];")
+        assert ran.kinds == {"out of bounds"}
+
     def test_out_of_bounds(self, execute: Run) -> None:
         ran = execute("ld.global.b32 %r2, [%rd1+4]; st.global.b32 [%rd2], %r2;", words(32), np.zeros(32, np.uint32))
         (fault,) = ran.faults
@@ -354,7 +365,7 @@ class TestSpinning:
     def test_a_lock_that_nobody_frees(
         self, run_ptx: Run, ptx_kernel: Text, monkeypatch: pytest.MonkeyPatch, try_: str
     ) -> None:
-        monkeypatch.setattr("tunekit.simulate.cluster.STILL_INSTRUCTIONS", 2000)
+        monkeypatch.setattr("tunekit.simulate.machine.cluster.STILL_INSTRUCTIONS", 2000)
         text = ptx_kernel(
             f"ld.param.u64 %rd1, [out]; S: {try_} setp.ne.u32 %p1, %r2, 0; @%p1 bra S; ret;", ".param .u64 out"
         )

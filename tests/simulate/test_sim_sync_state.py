@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunekit.simulate.barrier import ClusterBarrier, NamedBarrier
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.groups import Groups, Operation, awaited
-from tunekit.simulate.mbarrier import COUNT_LIMIT, Mbarrier, Mbarriers, pending_count
-from tunekit.simulate.order import HAPPENED, Knowledge
-from tunekit.simulate.reduction import combine, supports
+from tunekit.simulate.history.order import HAPPENED, Knowledge
+from tunekit.simulate.numbers.reduction import combine, supports
+from tunekit.simulate.sync.barrier import ClusterBarrier, NamedBarrier
+from tunekit.simulate.sync.groups import Groups, Operation, awaited
+from tunekit.simulate.sync.mbarrier import COUNT_LIMIT, Mbarrier, Mbarriers, pending_count
 
 FULL = 0xFFFF_FFFF
 

@@ -14,10 +14,10 @@ from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest
 from tunekit.jobs import Limits, Pool, Task
 from tunekit.model import Values
-from tunekit.simulate.cluster import Cluster
 from tunekit.simulate.launch.arguments import arguments_of
 from tunekit.simulate.launch.capture import capture_object
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.cluster import Cluster
+from tunekit.simulate.machine.program import Program
 from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.run import simulate
 from tunekit.spec import load_spec

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.simulate.tensor_core import TYPE_BITS, Bench, draw
-from tunekit.simulate.formats import decode, encode
 from tunekit.simulate.matrix.layout import (
     NONE,
     SWIZZLE_32B,
@@ -18,6 +17,7 @@ from tunekit.simulate.matrix.layout import (
     Place,
     Swizzle,
 )
+from tunekit.simulate.numbers.formats import decode, encode
 from tunekit.simulate.units.tcgen05.data_path import data_path
 from tunekit.simulate.units.tcgen05.instruction_descriptor import KINDS, Shape
 from tunekit.simulate.units.tcgen05.instruction_descriptor import encode as describe

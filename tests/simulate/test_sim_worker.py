@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -152,3 +155,28 @@ def test_a_reference_that_fails_is_the_specs_fault(run, job, tmp_path):
     path.write_text(BROKEN.format(path=SPEC.rpartition(":")[0]))
     with pytest.raises(SpecError, match="no oracle today"):
         run(dataclasses.replace(job, spec=f"{path}:broken"))
+
+
+def test_a_process_that_simulates_ctas_is_killed(job, monkeypatch):
+    """As by the kernel when memory runs out: an outcome of this variant, and nothing stays behind."""
+    before, killed = psutil.Process().children(recursive=True), []
+
+    def kill_one_of_many(phase: str, doing: str) -> None:
+        def wait_and_kill() -> None:
+            for _ in range(2000):
+                for process in set(psutil.Process().children(recursive=True)) - set(before):
+                    with contextlib.suppress(psutil.Error):
+                        if "simulate.worker" in " ".join(process.parent().cmdline()) and not process.children():
+                            process.kill()
+                            killed.append(process.pid)
+                            return
+                time.sleep(0.005)
+
+        if phase == "run" and not killed:
+            threading.Thread(target=wait_and_kill, daemon=True).start()
+
+    with Simulator() as simulator:
+        outcome = simulator.simulate(dataclasses.replace(job, schedules=50), kill_one_of_many).outcome()
+    assert killed and outcome.status is Status.DEVICE_FAULT
+    assert "a process that simulates CTAs died (signal 9, SIGKILL)" in outcome.reason
+    assert psutil.Process().children(recursive=True) == before

@@ -36,7 +36,8 @@ class CompileRequest:
 
     `spec` is what ``load_spec`` takes (an absolute path for files); `static` the
     static problem axes; `symbol` the exported function's name, unique per compile
-    key; `out_dir` a scratch directory that receives the files.
+    key; `out_dir` a scratch directory that receives the files; `options` what is
+    added to the implementation's own compile options.
     """
 
     spec: str
@@ -47,6 +48,7 @@ class CompileRequest:
     symbol: str
     out_dir: str
     trace_only: bool = False
+    options: str = ""
 
     def to_payload(self) -> dict[str, Any]:
         """Plain JSON."""

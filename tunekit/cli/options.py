@@ -17,15 +17,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+# Three weeks: whoever allows more means no limit, and epoll can't wait for more than 2**31 ms at a time.
+LONGEST_S = 21 * 24 * 3600.0
+# What numpy, torch and Optuna all take.
+SEED = click.IntRange(0, 2**32 - 1)
 MEBIBYTES = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 2**10, "gb": 2**10, "gib": 2**10}
 
 
 def duration(text: str) -> float:
-    """A positive time in seconds, from seconds or a unit: ``90``, ``1.5s``, ``5m``, ``2h``."""
+    """A positive time in seconds, from seconds or a unit: ``90``, ``1.5s``, ``5m``, ``2h``. At most `LONGEST_S`."""
     seconds = _amount(text, SECONDS)
     if seconds is None:
         raise click.BadParameter(f"'{text}' is no positive time such as 30, 90s or 5m")
-    return seconds
+    return min(seconds, LONGEST_S)
 
 
 def memory(text: str) -> int:

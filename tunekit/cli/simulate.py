@@ -19,6 +19,7 @@ from tunekit.space import default_variant, implementations_on
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
 
 EXIT_NOT_MODELLED = 3
+LINE_INFO = "--generate-line-info"
 
 
 @click.command(cls=options.PairsCommand)
@@ -37,7 +38,7 @@ EXIT_NOT_MODELLED = 3
     help="Run N times, each with other interleavings and completion times; results must not differ.",
 )
 @click.option(
-    "--seed", type=int, metavar="N", default=0, show_default=True, help="Of the inputs and the first schedule."
+    "--seed", type=options.SEED, metavar="N", default=0, show_default=True, help="Of the inputs and the first schedule."
 )
 @click.option(
     "--ctas",
@@ -54,7 +55,14 @@ EXIT_NOT_MODELLED = 3
     help="CTAs (clusters) simulated at once. [default: as many as there are cores]",
 )
 @click.option("--time-limit", type=options.duration, metavar="S", help="Limit of one simulation. [default: none]")
-@click.option("--strict", is_flag=True, help="Demand also the tcgen05 fences that kernels known to be right leave out.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Demand also the tcgen05 fences and waits that kernels known to be right leave out.",
+)
+@click.option(
+    "--line-info", is_flag=True, help="Compile with line info, so that the report names the kernel's source lines."
+)
 @options.limit_options
 @options.json_option
 @INTERRUPTION
@@ -72,6 +80,7 @@ def simulate(
     jobs: int | None,
     time_limit: float | None,
     strict: bool,
+    line_info: bool,
     compile_timeout: float | None,
     trace_timeout: float | None,
     memory_limit: int | None,
@@ -87,7 +96,9 @@ def simulate(
     """
     from tunekit.simulate.client import Simulator
     from tunekit.simulate.job import Simulation, SimulationJob
+    from tunekit.simulate.run import ranges
 
+    ranges(ctas)  # a mistake in it is told before anything is compiled
     loaded = load_spec(spec)
     chosen, why = choose_arch(loaded, arch)
     if chosen.name == "host":
@@ -101,7 +112,9 @@ def simulate(
     with progress_display(sys.stderr) as on_event, Simulator() as simulator:
         for problem in problems(loaded, problem_texts, None):
             variants = _variants(loaded, chosen, problem, implementation, variant_ids, tunable_texts)
-            for variant, found in _compiled(loaded, absolute_reference(spec), problem, variants, settings, on_event):
+            for variant, found in _compiled(
+                loaded, absolute_reference(spec), problem, variants, LINE_INFO if line_info else "", settings, on_event
+            ):
                 if isinstance(found, Outcome):
                     simulation = Simulation(None, status=found.status, failure=found.reason, seconds=found.seconds)
                 else:
@@ -189,6 +202,7 @@ def _compiled(
     reference: str,
     problem: Values,
     variants: Sequence[Variant],
+    compile_options: str,
     settings: Any,
     on_event: Callable[[SweepEvent], None],
 ) -> list[tuple[Variant, Outcome | dict[str, str]]]:
@@ -199,7 +213,7 @@ def _compiled(
     from tunekit.store.artifacts import ArtifactStore
 
     artifacts = ArtifactStore(settings.artifacts)
-    wanted = {unit.variant.id: unit for unit in units(spec, reference, problem, variants)}
+    wanted = {unit.variant.id: unit for unit in units(spec, reference, problem, variants, compile_options)}
     missing = [unit for unit in wanted.values() if artifacts.get(unit.key) is None]
     failed: dict[str, Outcome] = {}
     if missing:

@@ -29,7 +29,7 @@ from tunekit.spec import load_spec
     show_default=True,
     help="How to choose variants. auto: all of them where the budget allows.",
 )
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Same seed, same proposals.")
+@click.option("--seed", type=options.SEED, metavar="N", default=0, show_default=True, help="Same seed, same proposals.")
 @options.implementation_option
 @options.variant_option
 @options.jobs_option

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.memory import Buffer
-from tunekit.simulate.order import Access
+from tunekit.simulate.history.order import Access
+from tunekit.simulate.machine.memory import Buffer
 
 
 class Claims:

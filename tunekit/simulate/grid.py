@@ -13,6 +13,7 @@ import math
 import mmap
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -25,15 +26,20 @@ import numpy as np
 
 from tunekit.errors import TunekitError
 from tunekit.model import to_json
-from tunekit.simulate.cluster import Cluster
 from tunekit.simulate.faults import Faults, Unsupported
 from tunekit.simulate.launch.launch import Launch
-from tunekit.simulate.memory import Buffer
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.cluster import Cluster
+from tunekit.simulate.machine.memory import Buffer
+from tunekit.simulate.machine.program import Program
+from tunekit.simulate.machine.stillness import RUNS, Others
 from tunekit.simulate.report import Refusal, fault_from
 
 # Decorrelates the schedules of a grid's clusters under one seed.
 SEED_STEP = 1_000_003
+
+
+class ProcessDied(TunekitError):
+    """A process that simulated CTAs is gone: killed, as when memory runs out."""
 
 
 @dataclass
@@ -81,15 +87,17 @@ class Grid:
         owned = dataclasses.replace(self, buffers=[_owned(buffer) for buffer in self.buffers])
         result = GridResult()
         if min(jobs, len(numbers)) <= 1:
-            for number in numbers:
-                result.take(owned.one(number, seed, nullcontext()))
+            left = list(reversed(numbers))
+            others = Others(unstarted=lambda: len(left))
+            while left:
+                result.take(owned.one(left.pop(), seed, nullcontext(), others))
                 if result.state != "done":
                     break
         else:
             _Workers(owned, numbers, seed, min(jobs, len(numbers))).collect(result)
         return result
 
-    def one(self, number: int, seed: int, lock: Any) -> dict[str, Any]:
+    def one(self, number: int, seed: int, lock: Any, others: Others) -> dict[str, Any]:
         """One cluster's simulation as plain JSON."""
         said: dict[str, Any] = {"cluster": number, "faults": [], "notes": [], "instructions": 0, "refusal": None}
         cluster = None
@@ -102,6 +110,7 @@ class Grid:
                 seed=seed + SEED_STEP * number,
                 lock=lock,
                 deadline=self.deadline,
+                others=others,
                 strict=self.strict,
             )
             said["state"] = cluster.run().state
@@ -143,29 +152,36 @@ class _Workers:
         self._lock = context.RLock()
         self._grid, self._numbers, self._seed = grid, numbers, seed
         self._ends: dict[Connection, Any] = {}
-        for _ in range(count):
+        self._states = context.RawArray("b", [RUNS] * count)
+        for me in range(count):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=self._work, args=(theirs,), daemon=True)
+            process = context.Process(target=self._work, args=(theirs, me), daemon=True)
             process.start()
             theirs.close()
             self._ends[ours] = process
 
-    def _work(self, out: Connection) -> None:
+    def _work(self, out: Connection, me: int) -> None:
+        others = Others(self._states, me, lambda: max(0, len(self._numbers) - self._next.value))
         while not self._stop.value:
             with self._next.get_lock():
                 place = self._next.value
                 self._next.value = place + 1
             if place >= len(self._numbers):
                 break
-            said = self._grid.one(self._numbers[place], self._seed, self._lock)
+            others.say(RUNS)
+            said = self._grid.one(self._numbers[place], self._seed, self._lock, others)
             if said.get("state") != "done":
                 self._stop.value = 1
             out.send_bytes(json.dumps(said, allow_nan=False).encode())
+        others.say(0)
         out.close()
         os._exit(0)  # what the parent registered to run at its exit is not this process's
 
     def collect(self, result: GridResult) -> None:
-        """Takes every message until the processes are gone; none stays behind."""
+        """Takes the messages in the clusters' order, up to the first that did not end well, as one process would have
+        made them; the processes are gone afterwards.
+        """
+        said: list[dict[str, Any]] = []
         try:
             open_ = set(self._ends)
             while open_:
@@ -173,23 +189,27 @@ class _Workers:
                     if not isinstance(end, Connection):
                         continue
                     try:
-                        message = json.loads(end.recv_bytes())
+                        said.append(json.loads(end.recv_bytes()))
                     except EOFError:
                         open_.remove(end)
                         self._buried(end)
-                    else:
-                        result.take(message)
         finally:
             for end, process in self._ends.items():
                 process.kill()
                 process.join()
                 end.close()
+        for message in sorted(said, key=lambda one: int(one["cluster"])):
+            result.take(message)
+            if result.state != "done":
+                break
 
     def _buried(self, end: Connection) -> None:
         process = self._ends[end]
         process.join()
         if process.exitcode:
-            raise TunekitError(f"a process that simulates CTAs died (exit code {process.exitcode})")
+            code = process.exitcode
+            how = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            raise ProcessDied(f"a process that simulates CTAs died ({how})")
 
 
 def time_left(deadline: float | None) -> bool:

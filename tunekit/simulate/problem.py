@@ -16,6 +16,7 @@ import numpy as np
 from tunekit.arch import parse_arch
 from tunekit.errors import UserError
 from tunekit.model import Status, Values
+from tunekit.simulate.grid import ProcessDied
 from tunekit.simulate.job import Simulation, SimulationJob
 from tunekit.simulate.launch.arguments import Buffer, CallArguments, arguments_of
 from tunekit.simulate.launch.capture import LaunchError, capture
@@ -57,22 +58,26 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
         phase("check", f"results of schedule seed={seed}")
         outputs = arguments.outputs()
         partial = clusters_of(launches[0], None) != clusters_of(launches[0], job.ctas) if len(launches) == 1 else False
-        written = {name: _written(arguments, name) for name in outputs} if partial else None
+        written = {name: written_elements(arguments, name) for name in outputs} if partial else None
         return judge(spec, job.problem, outputs, wanted, unwritten, figures, written) or ""
 
-    report = simulate(
-        launches,
-        module,
-        arguments.buffers,
-        schedules=job.schedules,
-        seed=job.seed,
-        ctas=job.ctas,
-        jobs=job.jobs,
-        time_limit_s=job.time_limit_s,
-        strict=job.strict,
-        judge=look,
-        on_schedule=lambda place, count: phase("run", f"schedule {place} of {count}"),
-    )
+    try:
+        report = simulate(
+            launches,
+            module,
+            arguments.buffers,
+            schedules=job.schedules,
+            seed=job.seed,
+            ctas=job.ctas,
+            jobs=job.jobs,
+            time_limit_s=job.time_limit_s,
+            strict=job.strict,
+            judge=look,
+            on_schedule=lambda place, count: phase("run", f"schedule {place} of {count}"),
+        )
+    except ProcessDied as died:
+        seconds = Values(prepare=prepared - begin, run=time.monotonic() - prepared)
+        return Simulation(None, status=Status.DEVICE_FAULT, failure=str(died), seconds=seconds)
     seconds = Values(prepare=prepared - begin, run=time.monotonic() - prepared)
     return Simulation(report, figures.values(len(report.schedules)), seconds=seconds)
 
@@ -97,7 +102,7 @@ def unwritten(dtype: torch.dtype) -> int:
     return -1 if POISON[dtype][0].is_signed else 0xFF
 
 
-def _written(arguments: CallArguments, name: str) -> torch.Tensor:
+def written_elements(arguments: CallArguments, name: str) -> torch.Tensor:
     """Which elements of an output have a byte that the kernel wrote."""
     import torch
 

@@ -16,7 +16,7 @@ from tunekit.simulate.faults import Faults
 from tunekit.simulate.grid import Grid, time_left
 from tunekit.simulate.launch.arguments import Buffers, Wanted
 from tunekit.simulate.launch.launch import Launch
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.program import Program
 from tunekit.simulate.ptx.module import Module
 from tunekit.simulate.report import Launched, Refusal, Report, ScheduleResult
 
@@ -44,9 +44,9 @@ def simulate(
 
     ctas: which CTAs of a single launch, by linear number or as in `selected`; None is all. The rest of a chosen
     CTA's cluster comes along. schedules: how many runs, with seeds `seed`, `seed` + 1, ...; each begins with the
-    buffers as they were given. strict: demand the tcgen05 fences too that the ISA asks for and that kernels known to be
-    right leave out. judge: called after each complete run, with its seed. on_schedule: called before
-    each run, with its place and their number.
+    buffers as they were given. strict: demand the tcgen05 fences and waits too that the ISA asks for and that
+    kernels known to be right leave out. judge: called after each complete run, with its seed. on_schedule: called
+    before each run, with its place and their number.
 
     A fault ends nothing by itself; the results of a run that a fatal one stopped are not judged.
 
@@ -89,6 +89,23 @@ def simulate(
     )
 
 
+def ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """The first and last number of each part of ``0-3,7``; none for the words that `selected` knows.
+
+    Raises:
+        UserError: no such form.
+    """
+    if text in ("all", "first", SAMPLE):
+        return ()
+    found = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise UserError(f"CTAs are chosen as 0-3,7 or first, sample or all, not '{text}'")
+        found.append((int(low), int(high) if dash else int(low)))
+    return tuple(found)
+
+
 def selected(text: str, total: int) -> tuple[int, ...]:
     """The CTAs that ``0-3,7``, ``first``, ``sample`` or ``all`` names, of `total`; numbers are linear, x fastest.
 
@@ -104,13 +121,9 @@ def selected(text: str, total: int) -> tuple[int, ...]:
     if text == SAMPLE:
         return tuple(sorted({(total - 1) * part // 3 for part in range(4)}))
     found: set[int] = set()
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise UserError(f"CTAs are chosen as 0-3,7 or first, sample or all, not '{text}'")
-        first, last = int(low), int(high) if dash else int(low)
+    for first, last in ranges(text):
         if last >= total or first > last:
-            raise UserError(f"CTAs {part.strip()}: the grid has {total}, numbered from 0")
+            raise UserError(f"CTAs {first}-{last}: the grid has {total}, numbered from 0")
         found |= set(range(first, last + 1))
     return tuple(sorted(found))
 
@@ -118,7 +131,7 @@ def selected(text: str, total: int) -> tuple[int, ...]:
 def clusters_of(launch: Launch, ctas: str | Sequence[int] | None) -> tuple[int, ...]:
     """The numbers of the clusters that hold the chosen CTAs."""
     total = math.prod(launch.grid)
-    numbers = selected(ctas or "all", total) if ctas is None or isinstance(ctas, str) else tuple(ctas)
+    numbers = selected("all" if ctas is None else ctas, total) if ctas is None or isinstance(ctas, str) else tuple(ctas)
     if any(not 0 <= number < total for number in numbers):
         raise UserError(f"CTAs {list(numbers)}: the grid has {total}, numbered from 0")
     gx, gy, _ = launch.grid

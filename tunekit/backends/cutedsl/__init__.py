@@ -99,7 +99,7 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
                 kernel = cute.compile(
                     function,
                     *arguments,
-                    options=f"{options} {implementation.compile_options}".strip(),
+                    options=" ".join([options, *implementation.compile_options.split(), *request.options.split()]),
                     trace_finalize_hooks=gate,
                 )
         except Exception:

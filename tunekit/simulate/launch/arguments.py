@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from tunekit.errors import UserError
 from tunekit.model import Values
-from tunekit.simulate import memory
 from tunekit.simulate.launch.dlpack import contiguous, dtype_bits
 from tunekit.simulate.launch.mapping import shared_mapping
+from tunekit.simulate.machine import memory
 from tunekit.spec import KernelSpec, ScalarArg
 from tunekit.spec.inputs import draw, scalars
 
@@ -131,7 +131,9 @@ class Buffers:
     def device_memory(self) -> list[memory.Buffer]:
         """The buffers as the simulator's global memory takes them."""
         return [
-            memory.Buffer(b.name, b.address, self.bytes_of(b), self.initialised_of(b), self.written_of(b))
+            memory.Buffer(
+                b.name, b.address, self.bytes_of(b), self.initialised_of(b), self.written_of(b), output=b.output
+            )
             for b in self.buffers
         ]
 

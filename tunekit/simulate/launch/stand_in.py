@@ -82,7 +82,8 @@ def _compile(so: Path, *arguments: str | Path) -> None:
     command = [compiler(), "-shared", "-fPIC", "-O1", "-o", str(so), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
-        raise TunekitError(f"the launch stand-in can't be linked: {done.stderr.strip()[-2000:]}")
+        said = done.stderr.strip()[-2000:] or f"exit status {done.returncode}"
+        raise TunekitError(f"the launch stand-in can't be linked by {command[0]}: {said}")
 
 
 def loaded_runtime() -> str | None:

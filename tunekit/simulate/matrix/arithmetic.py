@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate import formats
+from tunekit.simulate.numbers import formats
 
 # Storage of one element of a multiplicand: bits in a register or in shared memory.
 ELEMENT_BITS = {

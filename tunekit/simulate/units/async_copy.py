@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.groups import CopyGroups, Operation, awaited
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.order import HAPPENED
+from tunekit.simulate.history.order import HAPPENED
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.reach import reach
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.reach import reach
+from tunekit.simulate.sync.groups import CopyGroups, Operation, awaited
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 @instruction("cp.async.ca", "cp.async.cg")

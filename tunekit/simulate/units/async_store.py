@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.completion import Signal, completed
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.memory import RANK_SHIFT, SHARED_BASE
-from tunekit.simulate.order import HAPPENED, Access
+from tunekit.simulate.history.order import HAPPENED, Access
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.memory import RANK_SHIFT, SHARED_BASE
+from tunekit.simulate.machine.reach import Place, reach
+from tunekit.simulate.machine.transfer import Bytes, sources
+from tunekit.simulate.numbers.reduction import supports
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.reach import Place, reach
-from tunekit.simulate.reduction import supports
-from tunekit.simulate.transfer import Bytes, sources
+from tunekit.simulate.sync.completion import Signal, completed
 from tunekit.simulate.units.atomic import Update, updater
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 _COMPLETION = "mbarrier::complete_tx::bytes"
 _REDUCTIONS = frozenset(("add", "inc", "dec", "min", "max", "and", "or", "xor"))

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, Wait, instruction
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.patterns import Flags, Patterns
+from tunekit.simulate.history.patterns import Flags, Patterns
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.transfer import Bytes, Elements, destinations, sources
+from tunekit.simulate.numbers.reduction import STORAGE, combine, supports
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.reduction import STORAGE, combine, supports
-from tunekit.simulate.transfer import Bytes, Elements, destinations, sources
 from tunekit.simulate.units.load_store import Addresses, flag_addresses
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 _OPERATIONS = frozenset(("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max"))
 _ORDERS = frozenset(("relaxed", "acquire", "release", "acq_rel"))

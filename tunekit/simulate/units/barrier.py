@@ -1,6 +1,6 @@
 """Barriers of a CTA (PTX ISA 9.7.13): bar and barrier with .sync, .arrive and .red; bar.warp.sync.
 
-Who has arrived is kept in tunekit.simulate.barrier.
+Who has arrived is kept in tunekit.simulate.sync.barrier.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.barrier import NamedBarrier
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import FULL, Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import FULL, Lanes
 from tunekit.simulate.ptx import module as ptx
+from tunekit.simulate.sync.barrier import NamedBarrier
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.fragments import Fragment
+    from tunekit.simulate.machine.warp import Warp
 
 BARRIERS = 16
 
@@ -97,9 +98,51 @@ def _operands(w: Warp, lanes: Lanes, i: ptx.Instruction, number: int, threads: i
     return int(numbers[0]), None if counts is None else int(counts[0])
 
 
+class LaneBarrier:
+    """One use of bar.warp.sync: the lanes with its mask that have come, each at whichever bar.warp.sync it likes."""
+
+    def __init__(self, w: Warp, mask: int) -> None:
+        self._w = w
+        self.mask = mask
+        self.bits = 0
+        self._fragments: list[Fragment] = []
+
+    def complete(self) -> bool:
+        """Whether all live lanes of the mask have come."""
+        need = self.mask & self._w.live
+        return self.bits & need == need
+
+    def arrive(self, lanes: Lanes) -> None:
+        self.bits |= lanes.bits
+        self._fragments.append(self._w.current)
+
+    def leave(self) -> None:
+        """Ends this use; lanes that came at the current fragment's instruction go on with it."""
+        w = self._w
+        if w.part(LaneBarriers).open.get(self.mask) is self:
+            del w.part(LaneBarriers).open[self.mask]
+        for other in self._fragments:
+            if other is not w.current and other.wait is not None and other.pc == w.current.pc and other in w.fragments:
+                w.absorb(other)
+        self._fragments = []
+
+    def text(self) -> str:
+        return f"bar.warp.sync {self.mask:#010x} of lanes {self.mask & self._w.live & ~self.bits:#010x}"
+
+
+class LaneBarriers:
+    """A warp's uses of bar.warp.sync that are not complete, by their masks: `w.part(LaneBarriers)`."""
+
+    def __init__(self, w: Warp) -> None:
+        self.open: dict[int, LaneBarrier] = {}
+
+
 @instruction("bar.warp.sync")
 def bar_warp_sync(i: ptx.Instruction, d: Decoder) -> Step:
-    """The lanes of the mask meet. Memory among them is in order already: a warp is one agent."""
+    """The lanes of the mask meet, at one such instruction or at several with this mask.
+
+    Memory among them is in order already: a warp is one agent.
+    """
     members = d.read(i.operands[0], "b32")
 
     def step(w: Warp, lanes: Lanes) -> Wait | None:
@@ -108,6 +151,14 @@ def bar_warp_sync(i: ptx.Instruction, d: Decoder) -> Step:
         if (masks != mask).any() or np.any(np.left_shift(1, lanes.indices) & mask == 0):
             w.fault(FaultKind.BARRIER, f"bar.warp.sync: the mask {mask:#010x} is not that of all its lanes", lanes)
             return None
-        return w.converge(i, lanes, mask)
+        need = mask & w.live
+        if w.current.lanes.bits & need == need:
+            return w.converge(i, lanes, mask)
+        one = w.part(LaneBarriers).open.setdefault(mask, LaneBarrier(w, mask))
+        one.arrive(lanes)
+        if one.complete():
+            one.leave()
+            return None
+        return Wait(one.text, one.complete, one.leave)
 
     return step

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, instruction
-from tunekit.simulate.formats import Array
-from tunekit.simulate.lanewise import Modifiers, lanewise, operands, source, straight, target
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, instruction
+from tunekit.simulate.numbers.formats import Array
+from tunekit.simulate.numbers.lanewise import Modifiers, lanewise, operands, source, straight, target
 from tunekit.simulate.ptx.module import Instruction
 
 

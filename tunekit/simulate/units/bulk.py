@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.completion import Signal, completed
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.groups import BulkGroups, Operation, awaited
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.memory import RANK_BYTES, RANK_SHIFT, SHARED_BASE
-from tunekit.simulate.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
+from tunekit.simulate.history.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.memory import RANK_BYTES, RANK_SHIFT, SHARED_BASE
+from tunekit.simulate.machine.reach import Place, reach
+from tunekit.simulate.machine.transfer import Bytes
+from tunekit.simulate.numbers.reduction import supports
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.reach import Place, reach
-from tunekit.simulate.reduction import supports
-from tunekit.simulate.transfer import Bytes
+from tunekit.simulate.sync.completion import Signal, completed
+from tunekit.simulate.sync.groups import BulkGroups, Operation, awaited
 from tunekit.simulate.units.atomic import Update, updater
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 UNIT_BYTES = 16
 _SPACES = ("global", "shared::cta", "shared::cluster")

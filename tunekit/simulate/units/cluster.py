@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.barrier import ClusterBarrier, Round
-from tunekit.simulate.completion import Signal, completed, locate
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.memory import RANK_SHIFT, SHARED_BASE
-from tunekit.simulate.patterns import Patterns
+from tunekit.simulate.history.patterns import Patterns
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.memory import RANK_SHIFT, SHARED_BASE
 from tunekit.simulate.ptx import module as ptx
+from tunekit.simulate.sync.barrier import ClusterBarrier, Round
+from tunekit.simulate.sync.completion import Signal, completed, locate
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cluster import Cluster
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cluster import Cluster
+    from tunekit.simulate.machine.warp import Warp
 
 _RANK_BITS = ((1 << 56 - RANK_SHIFT) - 1) << RANK_SHIFT
 _RESPONSE_BYTES = 16

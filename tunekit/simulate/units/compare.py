@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
-from tunekit.simulate.formats import Array, decode
-from tunekit.simulate.ieee import flushed
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.lanewise import VIEWS, At, Modifiers, keep, lanewise, operands, source, typed
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.numbers.formats import Array, decode
+from tunekit.simulate.numbers.ieee import flushed
+from tunekit.simulate.numbers.lanewise import VIEWS, At, Modifiers, keep, lanewise, operands, source, typed
 from tunekit.simulate.ptx.module import Immediate, Instruction, Operand, Pair
 from tunekit.simulate.units.half import flush
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 Compare = Callable[[Any, Any], Any]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Arguments, Instruction, Label, Operand, Symbol, Vector
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 # Longest text of a device printf or of an assertion that is read.
 TEXT_BYTES = 4096

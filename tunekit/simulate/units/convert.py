@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, instruction
-from tunekit.simulate.formats import FORMATS, Array, decode, encode
-from tunekit.simulate.ieee import (
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, instruction
+from tunekit.simulate.numbers.formats import FORMATS, Array, decode, encode
+from tunekit.simulate.numbers.ieee import (
     ROUNDINGS,
     Kernel,
     directed,
@@ -26,7 +26,7 @@ from tunekit.simulate.ieee import (
     saturate,
     settle,
 )
-from tunekit.simulate.lanewise import At, Modifiers, lanewise, operands
+from tunekit.simulate.numbers.lanewise import At, Modifiers, lanewise, operands
 from tunekit.simulate.ptx.module import Instruction, Operand
 from tunekit.simulate.units.narrow import PACKED, pack_integers, packed
 

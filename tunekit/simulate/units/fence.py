@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.order import FENCED_GLOBAL, FENCED_SHARED
-from tunekit.simulate.patterns import Patterns
+from tunekit.simulate.history.order import FENCED_GLOBAL, FENCED_SHARED
+from tunekit.simulate.history.patterns import Patterns
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx import module as ptx
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 _SEMANTICS = ("sc", "acq_rel", "acquire", "release")
 _SCOPES = ("cta", "cluster", "gpu", "gl", "sys")

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, instruction
-from tunekit.simulate.formats import Array
-from tunekit.simulate.ieee import (
+from tunekit.simulate.machine.decode import Decoder, Step, instruction
+from tunekit.simulate.numbers.formats import Array
+from tunekit.simulate.numbers.ieee import (
     ROUNDINGS,
     Kernel,
     add_f32,
@@ -29,7 +29,7 @@ from tunekit.simulate.ieee import (
     settle,
     sqrt_f32,
 )
-from tunekit.simulate.lanewise import Modifiers, straight, typed
+from tunekit.simulate.numbers.lanewise import Modifiers, straight, typed
 from tunekit.simulate.ptx.module import Instruction
 
 _SIGN = np.uint32(0x80000000)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step
-from tunekit.simulate.formats import Array, decode, encode
-from tunekit.simulate.ieee import ROUNDINGS, Kernel, add_f32, fma_f32, is_flushed, sticky_sum
-from tunekit.simulate.lanewise import Modifiers, lanewise, operands, source, straight, target, typed
+from tunekit.simulate.machine.decode import Decoder, Step
+from tunekit.simulate.numbers.formats import Array, decode, encode
+from tunekit.simulate.numbers.ieee import ROUNDINGS, Kernel, add_f32, fma_f32, is_flushed, sticky_sum
+from tunekit.simulate.numbers.lanewise import Modifiers, lanewise, operands, source, straight, target, typed
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.floating import approximate, extreme_f32
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, Wait, instruction
-from tunekit.simulate.formats import Array
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.lanewise import Modifiers, keep, lanewise, operands, source, straight, target, typed
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.numbers.formats import Array
+from tunekit.simulate.numbers.lanewise import Modifiers, keep, lanewise, operands, source, straight, target, typed
 from tunekit.simulate.ptx.module import Instruction
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 INTEGERS = "u16 u32 u64 s16 s32 s64"
 PAIRS = "u16x2 s16x2"

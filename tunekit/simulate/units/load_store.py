@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import TYPE_BITS, AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.memory import RANK_SHIFT, SHARED_BASE
-from tunekit.simulate.patterns import Flags, Patterns
+from tunekit.simulate.history.patterns import Flags, Patterns
+from tunekit.simulate.machine.decode import TYPE_BITS, AddressOf, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.memory import RANK_SHIFT, SHARED_BASE
+from tunekit.simulate.machine.transfer import Elements, destinations, sources
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.transfer import Elements, destinations, sources
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 SPACES = (
     "global",
@@ -205,6 +205,9 @@ def st_bulk(i: ptx.Instruction, d: Decoder) -> Step:
             one = Lanes.of(1 << int(lane))
             if int(start) % 8 or int(length) % 8:
                 w.fault(FaultKind.MISALIGNED, f"st.bulk of {int(length)} bytes at {int(start):#x}: multiples of 8", one)
+                continue
+            if int(length) > w.cta.shared.data.size:  # before as many zeros are made
+                w.fault(FaultKind.OUT_OF_BOUNDS, f"st.bulk of {int(length)} bytes at {int(start):#x}", one)
                 continue
             w.store(space, np.array([start]), np.zeros((1, int(length)), dtype=np.uint8), one, align=8)
         return None

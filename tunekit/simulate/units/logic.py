@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, Wait, instruction
-from tunekit.simulate.formats import Array
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.lanewise import Modifiers, keep, lanewise, operands, source, straight, target, typed
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.numbers.formats import Array
+from tunekit.simulate.numbers.lanewise import Modifiers, keep, lanewise, operands, source, straight, target, typed
 from tunekit.simulate.ptx.module import Immediate, Instruction, Pair
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 @typed("and or xor", "pred b16 b32 b64")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
-from tunekit.simulate.lanes import WARP, Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import WARP, Lanes
 from tunekit.simulate.ptx import module as ptx
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 Bytes = NDArray[np.uint8]
 ROW_BYTES = 16

@@ -1,4 +1,4 @@
-"""mbarrier instructions (PTX ISA 9.7.13). The object itself is in tunekit.simulate.mbarrier."""
+"""mbarrier instructions (PTX ISA 9.7.13). The object itself is in tunekit.simulate.sync.mbarrier."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.completion import CtaMbarriers, Signal, completed, locate
-from tunekit.simulate.decode import AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.groups import CopyGroups
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.mbarrier import Mbarrier, Report, pending_count
-from tunekit.simulate.order import Access, Knowledge
-from tunekit.simulate.patterns import Patterns
+from tunekit.simulate.history.order import Access, Knowledge
+from tunekit.simulate.history.patterns import Patterns
+from tunekit.simulate.machine.decode import AddressOf, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.suspension import Suspensions
+from tunekit.simulate.sync.completion import CtaMbarriers, Signal, completed, locate
+from tunekit.simulate.sync.groups import CopyGroups
+from tunekit.simulate.sync.mbarrier import Mbarrier, Report, pending_count
+from tunekit.simulate.sync.suspension import Suspensions
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 _SPACES = ("shared", "shared::cta", "shared::cluster")
 
@@ -223,7 +223,9 @@ def wait(i: ptx.Instruction, d: Decoder) -> Step:
         suspensions = w.cta.cluster.part(Suspensions)
         if passed():
             finish(True)
-        elif (polls or w.cta.cluster.schedule.times_out()) and not suspensions.failed_here(w):
+        elif not suspensions.failed_here(w) and (
+            polls or suspensions.gives_up(w, [(one, one.phase) for one, *_ in tests])
+        ):
             suspensions.fail(w)
             finish(False)
         else:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Immediate, Instruction
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 WARPGROUP = 4
 LEAST_REGISTERS, MOST_REGISTERS = 24, 256

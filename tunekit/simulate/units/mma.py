@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
-from tunekit.simulate.lanes import WARP, Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import WARP, Lanes
 from tunekit.simulate.matrix import fragment
 from tunekit.simulate.matrix.arithmetic import ACCUMULATORS, ELEMENT_BITS, INTEGERS, UNSIGNED, multiply_add, values
 from tunekit.simulate.ptx import module as ptx
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 # k by the bits of an element, for shapes of 16 rows and of 8 (the tables of 9.7.14.2).

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder, Step, Wait, instruction
-from tunekit.simulate.formats import Array
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.lanewise import VIEWS, keep, lanewise, operands
-from tunekit.simulate.memory import CONST_BASE, LOCAL_BASE, PARAM_BASE, RANK_SHIFT, SHARED_BASE
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.memory import CONST_BASE, LOCAL_BASE, PARAM_BASE, RANK_SHIFT, SHARED_BASE
+from tunekit.simulate.numbers.formats import Array
+from tunekit.simulate.numbers.lanewise import VIEWS, keep, lanewise, operands
 from tunekit.simulate.ptx.module import Instruction, Special, Vector
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 _NUMBERS = tuple(f"{kind}{bits}" for kind in "bus" for bits in (16, 32, 64))
 _MOVABLE = ("pred", *_NUMBERS, "f32", "f64", "b128")

@@ -10,10 +10,10 @@ from functools import cache
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step
-from tunekit.simulate.formats import FORMATS, Array, decode, encode
-from tunekit.simulate.ieee import Kernel
-from tunekit.simulate.lanewise import Modifiers, lanewise, operands
+from tunekit.simulate.machine.decode import Decoder, Step
+from tunekit.simulate.numbers.formats import FORMATS, Array, decode, encode
+from tunekit.simulate.numbers.ieee import Kernel
+from tunekit.simulate.numbers.lanewise import Modifiers, lanewise, operands
 from tunekit.simulate.ptx.module import Instruction
 
 HALVES = ("f16x2", "bf16x2")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tunekit.simulate.decode import Decoder, Step
-from tunekit.simulate.ieee import ROUNDINGS, add_f32, fma_f32, mul_f32
-from tunekit.simulate.lanewise import Modifiers, straight, typed
+from tunekit.simulate.machine.decode import Decoder, Step
+from tunekit.simulate.numbers.ieee import ROUNDINGS, add_f32, fma_f32, mul_f32
+from tunekit.simulate.numbers.lanewise import Modifiers, straight, typed
 from tunekit.simulate.ptx.module import Instruction
 
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.completion import Signal, completed, locate
-from tunekit.simulate.decode import AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind, Unsupported
-from tunekit.simulate.groups import BulkGroups
-from tunekit.simulate.lanes import WARP, Lanes
-from tunekit.simulate.memory import Memory
-from tunekit.simulate.order import FENCED_GLOBAL, Access
+from tunekit.simulate.history.order import FENCED_GLOBAL, Access
+from tunekit.simulate.machine.decode import AddressOf, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import WARP, Lanes
+from tunekit.simulate.machine.memory import Memory
+from tunekit.simulate.numbers.reduction import STORAGE, combine
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.reduction import STORAGE, combine
+from tunekit.simulate.sync.completion import Signal, completed, locate
+from tunekit.simulate.sync.groups import BulkGroups
 from tunekit.simulate.tma import box as boxes
 from tunekit.simulate.tma.box import Box, Place
 from tunekit.simulate.tma.descriptor import decode
@@ -32,8 +32,8 @@ from tunekit.simulate.tma.swizzle import Swizzle
 from tunekit.simulate.tma.tensor_map import Element, NotModelled, TensorMap, TensorMapError
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 MAP_ALIGNMENT = 64
 MAP_BYTES = 64  # the other half of a map says nothing

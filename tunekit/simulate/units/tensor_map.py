@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.order import FENCED_GLOBAL
-from tunekit.simulate.patterns import Patterns
+from tunekit.simulate.history.order import FENCED_GLOBAL
+from tunekit.simulate.history.patterns import Patterns
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx import module as ptx
 from tunekit.simulate.tma.descriptor import BYTES
 from tunekit.simulate.tma.fields import replaced
 from tunekit.simulate.tma.tensor_map import TensorMapError
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 # The strictest alignment that the manuals name for a tensor map in memory that a kernel writes.
 ALIGNMENT = 64

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import WARP, Lanes, bits_of
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import WARP, Lanes, bits_of
 from tunekit.simulate.ptx import module as ptx
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 _LANE = np.arange(WARP, dtype=np.int64)
 _CANONICAL_NAN = np.uint32(0x7FFFFFFF)

@@ -17,16 +17,16 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from tunekit.simulate.decode import Decoder, Op, Step, Wait, after_decoding, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import FULL, Lanes
+from tunekit.simulate.machine.decode import Decoder, Op, Step, Wait, after_decoding, instruction
+from tunekit.simulate.machine.lanes import FULL, Lanes
 from tunekit.simulate.matrix.arithmetic import ELEMENT_BITS
 from tunekit.simulate.matrix.layout import Major
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.warpgroup import Form, Issue, Mark, Operation, Tracking, Warpgroups, acquire_completed
+from tunekit.simulate.sync.warpgroup import Form, Issue, Mark, Operation, Tracking, Warpgroups, acquire_completed
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 _HALF = ("f16", "bf16")

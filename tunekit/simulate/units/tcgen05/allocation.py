@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.tcgen05.address import join, show, split
 from tunekit.simulate.units.tcgen05.state import Allocation, CtaTensor, check_group, group_of, pair, tensor
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cluster import Cluster
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cluster import Cluster
+    from tunekit.simulate.machine.warp import Warp
 
 
 class PairRequests:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.formats import CANONICAL_NAN, decode, encode
 from tunekit.simulate.matrix.layout import Major
+from tunekit.simulate.numbers.formats import CANONICAL_NAN, decode, encode
 
 Words = NDArray[np.uint32]
 Float64 = NDArray[np.float64]

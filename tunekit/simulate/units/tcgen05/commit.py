@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tunekit.simulate.completion import Signal
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.order import HAPPENED, TENSOR, TENSOR_BEFORE, Knowledge
+from tunekit.simulate.history.order import HAPPENED, TENSOR, TENSOR_BEFORE, Knowledge
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Instruction
+from tunekit.simulate.sync.completion import Signal
 from tunekit.simulate.units.tcgen05.pipe import members, submit
 from tunekit.simulate.units.tcgen05.state import WarpTensor, group_of
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 @instruction("tcgen05.commit")

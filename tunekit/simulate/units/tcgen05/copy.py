@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.history.order import Access
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.matrix import descriptor_sm100
 from tunekit.simulate.matrix.descriptor_sm100 import DescriptorError
 from tunekit.simulate.matrix.layout import Place, chunk_addresses
-from tunekit.simulate.order import Access
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.tcgen05.address import QUADRANT, show, split
 from tunekit.simulate.units.tcgen05.arithmetic import nibbles, sextets
@@ -35,8 +35,8 @@ from tunekit.simulate.units.tcgen05.pipe import members, submit
 from tunekit.simulate.units.tcgen05.state import WarpTensor, group_of, tensor
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 Index = NDArray[np.int64]
 

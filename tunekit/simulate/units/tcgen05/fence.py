@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.order import TENSOR, TENSOR_BEFORE, TENSOR_ISSUED
-from tunekit.simulate.patterns import Patterns
+from tunekit.simulate.history.order import TENSOR, TENSOR_BEFORE, TENSOR_ISSUED
+from tunekit.simulate.history.patterns import Patterns
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.tcgen05.state import WarpTensor
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 @instruction("tcgen05.fence::before_thread_sync")

@@ -7,7 +7,8 @@ only from tcgen05.wait on.
 An instruction that uses a register of a load waits for it by itself (9.7.16.6.4.5: a true register dependency is
 respected). What it computes with has then been read, so the load is over too, and those before it: CUTLASS's kernels
 read tensor memory without any tcgen05.wait::ld and free the columns once the values are used. A copy by mov does not
-count, since it may vanish in the compiler.
+count, since it may vanish in the compiler. In the strict mode such a use is a fault, and only the wait
+tells that a load is over.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.tensor_memory import groups
 from tunekit.simulate.ptx.module import Immediate, Instruction, Operand
-from tunekit.simulate.tensor_memory import groups
 from tunekit.simulate.units.tcgen05.address import QUADRANT, join, show, split
 from tunekit.simulate.units.tcgen05.fragments import REGISTERS, Fragment, fragment
 from tunekit.simulate.units.tcgen05.state import WarpTensor, tensor
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 class Arriving(str):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import AddressOf, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.matrix import descriptor_sm100
 from tunekit.simulate.matrix.descriptor_sm100 import DescriptorError
 from tunekit.simulate.matrix.layout import SWIZZLE_128B_BASE_32B, Place
@@ -23,7 +23,7 @@ from tunekit.simulate.units.tcgen05.pipe import members, submit
 from tunekit.simulate.units.tcgen05.state import WarpTensor, group_of
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 @dataclass(frozen=True)

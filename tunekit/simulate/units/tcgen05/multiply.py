@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
+from tunekit.simulate.history.order import Access
 from tunekit.simulate.matrix.layout import Place
-from tunekit.simulate.order import Access
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.tcgen05.address import show, split
 from tunekit.simulate.units.tcgen05.arithmetic import Float64, accumulate, multiply
@@ -20,8 +20,8 @@ from tunekit.simulate.units.tcgen05.operands import Elements, Reader, cells, fro
 from tunekit.simulate.units.tcgen05.state import tensor
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 
 @dataclass(frozen=True)

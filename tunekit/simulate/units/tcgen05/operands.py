@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.formats import decode
+from tunekit.simulate.history.order import Access
+from tunekit.simulate.machine.tensor_memory import Where, groups
 from tunekit.simulate.matrix.layout import Major, Place, chunk_addresses
-from tunekit.simulate.order import Access
-from tunekit.simulate.tensor_memory import Where, groups
+from tunekit.simulate.numbers.formats import decode
 from tunekit.simulate.units.tcgen05.address import show, split
 from tunekit.simulate.units.tcgen05.arithmetic import Float64, chunk_bytes, from_chunks, from_words
 from tunekit.simulate.units.tcgen05.data_path import scale_cells
 from tunekit.simulate.units.tcgen05.state import tensor
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
     from tunekit.simulate.ptx.module import Instruction
-    from tunekit.simulate.warp import Warp
 
 Index = NDArray[np.int64]
 WORDS_OF_A = 8  # columns that a row of A takes in tensor memory: always 32 bytes

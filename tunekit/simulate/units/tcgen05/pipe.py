@@ -16,8 +16,8 @@ from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.tcgen05.state import check_group, pair
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 
 def members(w: Warp, i: Instruction, group: int) -> tuple[Cta, ...]:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.order import HAPPENED, TENSOR, TENSOR_ISSUED, Access, Agent, Knowledge
+from tunekit.simulate.history.order import HAPPENED, TENSOR, TENSOR_ISSUED, Access, Agent, Knowledge
+from tunekit.simulate.machine.tensor_memory import COLUMNS, LANES, TensorMemory
 from tunekit.simulate.ptx.module import Instruction
-from tunekit.simulate.tensor_memory import COLUMNS, LANES, TensorMemory
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class WarpTensor:
     The ISA asks for tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation of threads
     (9.7.16.6.4). CUTLASS and what is built on it leave them out where the operation before has completed (a
     tcgen05.wait, or a commit that was waited for) and the mbarrier wait acquires, and run correctly; so they are
-    demanded in the strict mode only. Waits and commits are always demanded.
+    demanded in the strict mode only. Waits and commits are always demanded, but for a wait::ld whose load's registers
+    have been used.
     """
 
     def __init__(self, w: Warp) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,22 +12,29 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from tunekit.simulate.claims import Claims
-from tunekit.simulate.cta import Cta, place_of
-from tunekit.simulate.engine import Engine
 from tunekit.simulate.faults import FaultKind, Faults, Stop
-from tunekit.simulate.memory import Buffer, GlobalMemory, Memory
-from tunekit.simulate.order import Access, Order
-from tunekit.simulate.program import Program
-from tunekit.simulate.schedule import Schedule
-from tunekit.simulate.shadow import Shadow
-from tunekit.simulate.symbols import parameter_offsets
+from tunekit.simulate.history.order import Access, Order
+from tunekit.simulate.history.shadow import Shadow
+from tunekit.simulate.machine.cta import Cta, place_of
+from tunekit.simulate.machine.engine import Engine
+from tunekit.simulate.machine.memory import Buffer, GlobalMemory, Memory
+from tunekit.simulate.machine.program import Program
+from tunekit.simulate.machine.schedule import Schedule
+from tunekit.simulate.machine.stillness import RUNS, SPINS, Others, Stillness
+from tunekit.simulate.machine.symbols import parameter_offsets
 
 if TYPE_CHECKING:
     from tunekit.simulate.launch.launch import Launch
 
 P = TypeVar("P")
-# Instructions without any change of memory or barriers anywhere after which a kernel is taken to spin for ever.
-STILL_INSTRUCTIONS = 400_000
+# Instructions without any change of memory or barriers anywhere after which warps are watched: do they only spin?
+STILL_INSTRUCTIONS = 50_000
+# The same of one warp, after which its lanes that wait to reconverge go on without the others: those may spin on
+# what these have yet to do, such as giving back a lock.
+PATIENCE = 1000
+
+
+_PTX_LINE = re.compile(r"PTX line (\d+)")
 
 
 class TimeUp(Exception):
@@ -47,8 +55,9 @@ class Cluster:
     """The CTAs of one cluster with all that they share.
 
     number counts clusters in the grid, x fastest. strict demands also what the ISA asks for and kernels that are known
-    to be right leave out: tcgen05 fences around the synchronisation of threads. lock guards global atomics against
-    other processes that simulate other clusters of the same grid.
+    to be right leave out: tcgen05 fences around the synchronisation of threads, and tcgen05.wait::ld before a loaded
+    register is used. lock guards global atomics against other processes that simulate other clusters of the same grid;
+    others says what those do.
     """
 
     launch: Launch
@@ -66,6 +75,7 @@ class Cluster:
         lock: AbstractContextManager[Any] | None = None,
         deadline: float | None = None,
         strict: bool = False,
+        others: Others | None = None,
     ) -> None:
         self.program = program
         self.launch = launch
@@ -73,10 +83,12 @@ class Cluster:
         self.lock: AbstractContextManager[Any] = lock or nullcontext()
         self.deadline = deadline
         self.strict = strict
+        self.others = others or Others()
         self.faults = Faults()
         self.order = Order()
         self.engine = Engine()
         self.changes = 0
+        self._sources = {i.line: i.source for i in program.kernel.instructions if i.source is not None}
         self._parts: dict[type, Any] = {}
         x, y, z = launch.cluster
         self.size = x * y * z
@@ -100,8 +112,13 @@ class Cluster:
         return cast(P, part)
 
     def report(self, kind: FaultKind, message: str, access: Access) -> None:
-        """Takes a finding about an access to memory."""
-        self.faults.add(kind, f"{access.agent.name}: {message}", place_of(access))
+        """Takes a finding about an access to memory. The PTX lines that it names get their source lines."""
+        text = _PTX_LINE.sub(self._with_source, message) if self._sources else message
+        self.faults.add(kind, f"{access.agent.name}: {text}", place_of(access))
+
+    def _with_source(self, named: re.Match[str]) -> str:
+        source = self._sources.get(int(named[1]))
+        return named[0] if source is None else f"{named[0]}, {source[0]}:{source[1]}"
 
     def run(self) -> ClusterResult:
         """Runs to the end, to a fatal fault, or to the time limit."""
@@ -120,29 +137,50 @@ class Cluster:
     def _loop(self) -> None:
         schedule, engine, warps = self.schedule, self.engine, self.warps
         changes, quiet, turns = self.changes, 0, 0
+        stillness, alone = Stillness(), False
         while True:
             turns += 1
             if self.deadline is not None and turns % 64 == 0 and time.perf_counter() > self.deadline:
                 raise TimeUp
             runnable = [n for n, warp in enumerate(warps) if warp.fragments and any(f.ready for f in warp.fragments)]
-            if len(engine) and (not runnable or schedule.engine_first(len(runnable))):
+            if len(engine) and (not runnable or schedule.engine_first(len(runnable), engine.speed(schedule))):
                 engine.step(schedule)
                 self.changes += 1
                 continue
             if not runnable:
                 if all(cta.done for cta in self.ctas):
                     return
+                if sum(warp.give_up_meetings() for warp in warps):
+                    continue
                 self._deadlock()
             warp = warps[schedule.warp(runnable)]
             ready = warp.ready()
             before = warp.executed
-            warp.run(ready[schedule.pick(len(ready))], schedule.slice())
+            chosen = ready[schedule.pick(len(ready))]
+            ran = chosen.lanes.bits
+            warp.run(chosen, schedule.slice())
             if self.changes != changes:
+                if quiet > STILL_INSTRUCTIONS:
+                    stillness.reset()
+                    self.others.say(RUNS)
                 changes, quiet = self.changes, 0
+                warp.still = 0
             else:
                 quiet += warp.executed - before
-                if quiet > STILL_INSTRUCTIONS and not len(engine):
-                    self._livelock(quiet)
+                warp.still += warp.executed - before
+                if warp.still > PATIENCE:
+                    warp.still = 0
+                    warp.give_up_meetings()
+                if quiet > STILL_INSTRUCTIONS:
+                    if alone == self.others.run():
+                        alone = not alone
+                        if alone:  # what was seen before may have changed with the others' last steps
+                            stillness.reset()
+                    stillness.watch(warp, ran)
+                    endless = not len(engine) and stillness.endless([warps[number] for number in runnable])
+                    self.others.say(SPINS if endless else RUNS)
+                    if endless and alone:
+                        self._livelock(quiet)
 
     def _finish(self) -> None:
         for cta in self.ctas:
@@ -175,6 +213,9 @@ class Cluster:
                 i = warp.ops[fragment.pc].instruction
                 state = f"waits for {fragment.wait.describe()}" if fragment.wait else f"spins near {i.text}"
                 lines.append(f"warp {warp.number} at PTX line {i.line} {state}")
+        unstarted = self.others.unstarted()
+        if unstarted:
+            lines.append(f"{unstarted} clusters have not started: if it waits for one, run more at once (--jobs)")
         first = next(w for w in self.warps if w.fragments)
         place = first.place(first.ops[first.fragments[0].pc].instruction)
         self.faults.add(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.lanes import WARP
-from tunekit.simulate.memory import RANK_SHIFT, RESERVED_SHARED_BYTES
+from tunekit.simulate.machine.lanes import WARP
+from tunekit.simulate.machine.memory import RANK_SHIFT, RESERVED_SHARED_BYTES
 
 if TYPE_CHECKING:
-    from tunekit.simulate.program import Program
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.program import Program
+    from tunekit.simulate.machine.warp import Warp
 
 Value = int | NDArray[Any]
 Dim3 = tuple[int, int, int]

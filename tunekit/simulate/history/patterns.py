@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunekit.simulate.order import HAPPENED, Agent, Knowledge
+from tunekit.simulate.history.order import HAPPENED, Agent, Knowledge
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cluster import Cluster
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cluster import Cluster
+    from tunekit.simulate.machine.warp import Warp
 
 RELEASES = frozenset(("release", "acq_rel", "sc"))
 ACQUIRES = frozenset(("acquire", "acq_rel", "sc"))

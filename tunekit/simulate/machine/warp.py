@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from tunekit.simulate.access import WarpMemory
-from tunekit.simulate.decode import Op, Wait
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.fragments import Fragment, Meeting
-from tunekit.simulate.lanes import FULL, Lanes
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.access import WarpMemory
+from tunekit.simulate.machine.decode import Op, Wait
+from tunekit.simulate.machine.fragments import Fragment, Meeting
+from tunekit.simulate.machine.lanes import FULL, Lanes
+from tunekit.simulate.machine.program import Program
+from tunekit.simulate.machine.specials import fill_specials
 from tunekit.simulate.ptx.module import Instruction
-from tunekit.simulate.specials import fill_specials
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.machine.cta import Cta
 
 P = TypeVar("P")
 _ALL_TRUE = np.ones(32, dtype=np.bool_).tobytes()
@@ -25,6 +25,7 @@ _ALL_TRUE = np.ones(32, dtype=np.bool_).tobytes()
 class Warp(WarpMemory):
     """One warp. `number` counts within its CTA; `current` is the fragment that executes now.
 
+    still counts its instructions since it was last seen to change memory or barriers, or to find them changed.
     pending maps a slot to why its
     value is not there yet (a tcgen05.ld before its wait, the accumulators of a wgmma).
     """
@@ -41,6 +42,7 @@ class Warp(WarpMemory):
         self.instruction: Instruction = program.ops[0].instruction
         self.pending: dict[int, str] = {}
         self.executed = 0
+        self.still = 0
         order = cta.cluster.order
         self.agent = order.agent(
             f"cta {cta.rank} warp {number}" if cta.cluster.size > 1 else f"warp {number}", "generic"
@@ -104,9 +106,27 @@ class Warp(WarpMemory):
 
     def _meet(self, fragment: Fragment) -> None:
         meeting = fragment.meetings[-1]
+        if meeting.given_up:
+            meeting.expected &= ~fragment.lanes.bits
+            fragment.meetings = meeting.outer
+            return
         meeting.arrived |= fragment.lanes.bits
         self.fragments.remove(fragment)
         self._close(meeting, fragment.returns)
+
+    def give_up_meetings(self) -> bool:
+        """Lets lanes that wait for others to reconverge go on without them; whether there were any."""
+        found = False
+        for fragment in list(self.fragments):
+            for meeting in fragment.meetings:
+                if meeting.arrived:
+                    found = meeting.given_up = True
+                    lanes = Lanes.of(meeting.arrived & self.live)
+                    meeting.expected &= ~meeting.arrived
+                    meeting.arrived = 0
+                    if lanes.bits:
+                        self.fragments.append(Fragment(meeting.pc, lanes, meeting.outer, returns=fragment.returns))
+        return found
 
     def _close(self, meeting: Meeting, returns: tuple[int, ...] = ()) -> None:
         """Lets the lanes of a meeting go on when all that are expected have come."""
@@ -144,13 +164,8 @@ class Warp(WarpMemory):
 
         def merge() -> None:
             for other in here():
-                if other is fragment:
-                    continue
-                for meeting in other.meetings:
-                    if meeting not in fragment.meetings:
-                        meeting.expected &= ~other.lanes.bits
-                fragment.lanes = Lanes.of(fragment.lanes.bits | other.lanes.bits)
-                self.fragments.remove(other)
+                if other is not fragment:
+                    self.absorb(other)
 
         def text() -> str:
             return (
@@ -162,6 +177,16 @@ class Warp(WarpMemory):
             merge()
             return Wait(text, lambda: True, again=True)
         return Wait(text, gathered, merge, again=True)
+
+    def absorb(self, other: Fragment) -> None:
+        """Makes the lanes of a fragment at the same instruction part of the current one."""
+        fragment = self.current
+        fragment.lanes = Lanes.of(fragment.lanes.bits | other.lanes.bits)
+        self.fragments.remove(other)
+        for meeting in reversed(other.meetings):
+            if meeting not in fragment.meetings:
+                meeting.expected &= ~other.lanes.bits
+                self._close(meeting)
 
     # Running
 
@@ -249,7 +274,8 @@ class Warp(WarpMemory):
                 arrive = getattr(reason, "arrive", None)
                 if arrive is not None:
                     arrive()
-                    continue
+                    if not self.cta.cluster.strict:
+                        continue
                 name = self.program.decoder.names.get(slot, "a register")
                 self.fault(FaultKind.EARLY_REGISTER, f"{op.instruction.dotted} touches {name} {reason}", lanes)
-                del self.pending[slot]
+                self.pending.pop(slot, None)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunekit.simulate.faults import FaultKind, Place, Stop
-from tunekit.simulate.lanes import WARP, Lanes
-from tunekit.simulate.memory import (
+from tunekit.simulate.history.order import FENCED_SHARED, HAPPENED, Access, Agent, Knowledge
+from tunekit.simulate.machine.lanes import WARP, Lanes
+from tunekit.simulate.machine.memory import (
     CONST_BASE,
     LOCAL_BASE,
     PARAM_BASE,
@@ -19,13 +20,12 @@ from tunekit.simulate.memory import (
     Offsets,
     Region,
 )
-from tunekit.simulate.order import FENCED_SHARED, HAPPENED, Access, Agent, Knowledge
-from tunekit.simulate.program import Program
+from tunekit.simulate.machine.program import Program
+from tunekit.simulate.machine.registers import Registers
 from tunekit.simulate.ptx.module import Instruction
-from tunekit.simulate.registers import Registers
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.machine.cta import Cta
 
 
 class WarpMemory(Registers):

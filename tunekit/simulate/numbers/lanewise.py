@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from tunekit.simulate.decode import Decode, Decoder, Step, Wait, instruction
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Decode, Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Instruction, Operand
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 Kernel: TypeAlias = Callable[..., None]
 At: TypeAlias = tuple[str, int]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from tunekit.simulate.schedule import Schedule
+from tunekit.simulate.machine.schedule import Schedule
 
 
 @dataclass(slots=True)
@@ -39,19 +39,26 @@ class Engine:
     def pending(self) -> list[str]:
         return [work.what for work in self._loose] + [work.what for queue in self._queues.values() for work in queue]
 
+    def speed(self, schedule: Schedule) -> float:
+        """That of the fastest work that may run."""
+        return max(schedule.speed(work.what) for work in self._ready())
+
+    def _ready(self) -> list[Work]:
+        return [queue[0] for queue in self._queues.values()] + self._loose
+
     def step(self, schedule: Schedule) -> bool:
         """Runs one piece of work, chosen by the schedule among those that may run; False if there is none."""
-        choices: list[Hashable] = [key for key, queue in self._queues.items() if queue]
-        ready = len(choices) + len(self._loose)
+        ready = self._ready()
         if not ready:
             return False
-        pick = schedule.pick(ready)
-        if pick < len(choices):
-            queue = self._queues[choices[pick]]
-            work = queue.popleft()
+        pick = schedule.work([work.what for work in ready])
+        if pick < len(self._queues):
+            key = list(self._queues)[pick]
+            queue = self._queues[key]
+            queue.popleft()
             if not queue:
-                del self._queues[choices[pick]]
+                del self._queues[key]
         else:
-            work = self._loose.pop(pick - len(choices))
-        work.action()
+            self._loose.pop(pick - len(self._queues))
+        ready[pick].action()
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tunekit.simulate.memory import CONST_BASE, PARAM_BASE, RESERVED_SHARED_BYTES
+from tunekit.simulate.machine.memory import CONST_BASE, PARAM_BASE, RESERVED_SHARED_BYTES
 from tunekit.simulate.ptx.module import Kernel, Module, Variable
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
+from tunekit.simulate.history.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
     from tunekit.simulate.ptx.module import Instruction
-    from tunekit.simulate.warp import Warp
 
 
 class Operation:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tunekit.simulate import units
-from tunekit.simulate.decode import Decoder, Op
+from tunekit.simulate.machine.decode import Decoder, Op
+from tunekit.simulate.machine.symbols import Symbols
 from tunekit.simulate.ptx.control import reconvergence
 from tunekit.simulate.ptx.link import linked
 from tunekit.simulate.ptx.module import Kernel, Module
-from tunekit.simulate.symbols import Symbols
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.lanes import FULL, WARP
-from tunekit.simulate.order import Knowledge
+from tunekit.simulate.history.order import Knowledge
+from tunekit.simulate.machine.lanes import FULL, WARP
 
 Report = Callable[[FaultKind, str], None]
 Live = Callable[[int], int]

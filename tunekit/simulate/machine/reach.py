@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.lanes import Lanes
-from tunekit.simulate.memory import Offsets, Region
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.memory import Offsets, Region
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 
 @dataclass(frozen=True)

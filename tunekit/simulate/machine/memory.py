@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.order import Access
-from tunekit.simulate.shadow import Shadow
+from tunekit.simulate.history.order import Access
+from tunekit.simulate.history.shadow import Shadow
 
 if TYPE_CHECKING:
     from tunekit.simulate.claims import Claims
@@ -89,7 +89,8 @@ class Buffer:
     """A device buffer: real address, bytes, which of them hold a value, and what to call it in a report.
 
     read_only buffers are inputs: a write to one is a fault only if the caller says so (in-place outputs exist).
-    owner: the number of the cluster that wrote each byte last, plus one (0: none), kept where clusters are compared.
+    output: the kernel may write it, so reads count from the first one on. owner: the number of the cluster that wrote
+    each byte last, plus one (0: none), kept where clusters are compared.
     """
 
     name: str
@@ -98,13 +99,13 @@ class Buffer:
     initialised: NDArray[np.bool_]
     written: NDArray[np.bool_] | None = None
     owner: NDArray[np.int32] | None = None
+    output: bool = False
 
 
 class GlobalMemory:
     """All buffers of a launch, by their real addresses.
 
-    A buffer's history starts with its first write: reads before it are not remembered, so a write after a read in
-    global memory is checked only for buffers that the kernel has written already.
+    The history of an input starts with its first write, which is a fault already: reads before it are not remembered.
     """
 
     name = "global"
@@ -153,12 +154,8 @@ class GlobalMemory:
         for number, chosen in self._split(offsets):
             buffer = self._buffers[number]
             cells = _cells(offsets[chosen] - buffer.address, size)
-            if access is not None:
-                shadow = self._shadows.get(number)
-                if shadow is not None:
-                    shadow.read(cells, access)
-                elif not buffer.initialised[cells].all():
-                    self._shadow(number).read(cells, access)
+            if access is not None and (buffer.output or number in self._shadows or not buffer.initialised[cells].all()):
+                self._shadow(number).read(cells, access)
             out[chosen] = buffer.data[cells]
         return out
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.mbarrier import Mbarrier, Mbarriers
-from tunekit.simulate.memory import RANK_SHIFT, SHARED_BASE
-from tunekit.simulate.order import HAPPENED, Access, Agent, Knowledge, Order
+from tunekit.simulate.history.order import HAPPENED, Access, Agent, Knowledge, Order
+from tunekit.simulate.machine.memory import RANK_SHIFT, SHARED_BASE
+from tunekit.simulate.sync.mbarrier import Mbarrier, Mbarriers
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
     from tunekit.simulate.ptx.module import Instruction
-    from tunekit.simulate.warp import Warp
 
 
 def completed(order: Order, *accesses: Access) -> Knowledge:
@@ -108,6 +108,10 @@ class Signal:
 
     def arrive(self, count: int, known: Knowledge | None) -> None:
         """An arrive-on operation; `known` is released into the phase."""
+        if self.cta.done and self.cta.cluster.strict:
+            # CUTLASS's attention leaves with its last commit in flight.
+            self._report(FaultKind.UNFINISHED, "an arrival reaches the shared memory of a CTA that has exited")
+            return
         one = self.mbarrier()
         if one is not None:
             one.arrive(count, known, self._report)

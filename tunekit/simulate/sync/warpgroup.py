@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
+from tunekit.simulate.history.order import HAPPENED, Access
 from tunekit.simulate.matrix import descriptor_sm90, fragment, layout
 from tunekit.simulate.matrix.arithmetic import ACCUMULATORS, ELEMENT_BITS, UNSIGNED, multiply_add, values
-from tunekit.simulate.order import HAPPENED, Access
 from tunekit.simulate.ptx.module import Instruction
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cta import Cta
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cta import Cta
+    from tunekit.simulate.machine.warp import Warp
 
 WARPS = 4
 ROWS = 16  # of A and D, a warp

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import Decoder
-from tunekit.simulate.lanes import FULL, WARP
+from tunekit.simulate.machine.decode import Decoder
+from tunekit.simulate.machine.lanes import FULL, WARP
 
 _STORAGE = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64, 128: np.uint64}
 # What an undefined register holds: a pattern that shows in results.
@@ -46,6 +46,7 @@ class Registers:
             width: np.full((count, WARP * (2 if width == 128 else 1)), _POISON[width], dtype=_STORAGE[width])
             for width, count in counts.items()
         }
+        self._blocks = tuple(blocks.values())
         self._words = blocks[32]
         self._rows: dict[tuple[int, ...], NDArray[np.int64]] = {}
         self._row: list[int] = []
@@ -90,6 +91,10 @@ class Registers:
             view = {16: self.u16, 32: self.u32, 64: self.u64}[width][slot]
             view[:] = np.asarray(bits, dtype=view.dtype) if not isinstance(bits, int) else view.dtype.type(bits)
         self.defined[slot] = FULL
+
+    def contents(self) -> tuple[bytes, ...]:
+        """All that the registers hold, to compare with what they hold at another time."""
+        return tuple(block.tobytes() for block in self._blocks)
 
     def words(self, slots: tuple[int, ...]) -> NDArray[np.uint32]:
         """A copy of many 32-bit slots at once: uint32[slots, 32]."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.order import Access, Agent
-from tunekit.simulate.shadow import Report, Shadow
+from tunekit.simulate.history.order import Access, Agent
+from tunekit.simulate.history.shadow import Report, Shadow
 
 LANES = 128
 COLUMNS = 512

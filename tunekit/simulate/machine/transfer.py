@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate.decode import TYPE_BITS, Decoder
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import TYPE_BITS, Decoder
+from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.ptx.module import Operand, Sink
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 Bytes = NDArray[np.uint8]
 

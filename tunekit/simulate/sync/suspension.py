@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tunekit.simulate.decode import Wait
+from tunekit.simulate.machine.decode import Wait
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cluster import Cluster
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.cluster import Cluster
+    from tunekit.simulate.machine.warp import Warp
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class Suspensions:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._failed: dict[tuple[int, int, int], int] = {}
+        self._tried: dict[tuple[int, int, int], object] = {}
 
     def failed_here(self, w: Warp) -> bool:
         """Whether the wait at the warp's current instruction has failed and nothing has changed since."""
@@ -39,6 +40,17 @@ class Suspensions:
     def fail(self, w: Warp) -> None:
         """Remembers that the wait at the warp's current instruction fails now."""
         self._failed[_key(w)] = self._cluster.changes
+
+    def gives_up(self, w: Warp, awaited: object) -> bool:
+        """Whether the wait at the warp's current instruction fails at once, rather than being suspended.
+
+        The first one for what is `awaited` mostly does: a kernel that takes no notice of the answer is seen to go on
+        too early. What asks again is a loop, and costs less when it is suspended.
+        """
+        key = _key(w)
+        first = self._tried.get(key) != awaited
+        self._tried[key] = awaited
+        return self._cluster.schedule.times_out(first)
 
     def wait(
         self, w: Warp, what: Callable[[], str], passed: Callable[[], bool], then: Callable[[bool], None]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.order import Knowledge
+from tunekit.simulate.history.order import Knowledge
 
 Report = Callable[[FaultKind, str], None]
 """Takes a fault; execution goes on."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tunekit.simulate.formats import CANONICAL_NAN, Array
+from tunekit.simulate.numbers.formats import CANONICAL_NAN, Array
 
 Kernel = Callable[..., None]
 

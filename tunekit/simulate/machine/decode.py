@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.simulate import specials
 from tunekit.simulate.faults import Unsupported
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine import specials
+from tunekit.simulate.machine.lanes import Lanes
+from tunekit.simulate.machine.symbols import Symbols
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.symbols import Symbols
 
 if TYPE_CHECKING:
-    from tunekit.simulate.warp import Warp
+    from tunekit.simulate.machine.warp import Warp
 
 TYPE_BITS = {
     **dict.fromkeys(("b8", "u8", "s8", "e4m3", "e5m2"), 8),

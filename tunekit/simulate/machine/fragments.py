@@ -3,25 +3,30 @@
 A fragment is a set of lanes with one program counter. A branch that splits a fragment makes a *meeting* at its
 immediate post-dominator: the parts wait there for each other and go on as one. Between the split and the meeting
 each part may run whenever the schedule likes, so a part that waits for another one's work does not hang the warp
-(independent thread scheduling, PTX ISA chapter 3).
+(independent thread scheduling, PTX ISA chapter 3). Nor does a meeting: nothing promises lanes that they reconverge,
+so where the lanes that are still missing only spin or wait, those that have come go on without them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tunekit.simulate.decode import Wait
-from tunekit.simulate.lanes import Lanes
+from tunekit.simulate.machine.decode import Wait
+from tunekit.simulate.machine.lanes import Lanes
 
 
 @dataclass(eq=False)
 class Meeting:
-    """Lanes that will continue together at `pc`: which are expected, and which have come."""
+    """Lanes that will continue together at `pc`: which are expected, and which have come.
+
+    given_up: the lanes that came had to go on without the others once; whoever comes now does not wait.
+    """
 
     pc: int
     expected: int
     arrived: int = 0
     outer: tuple[Meeting, ...] = ()
+    given_up: bool = False
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.order import Access, Agent
+from tunekit.simulate.history.order import Access, Agent
 
 Cells = NDArray[np.int64]
 Report = Callable[[FaultKind, str, Access], None]

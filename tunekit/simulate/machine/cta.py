@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from tunekit.simulate.faults import FaultKind, Place
-from tunekit.simulate.lanes import WARP
-from tunekit.simulate.memory import Memory
-from tunekit.simulate.order import Access
+from tunekit.simulate.history.order import Access
+from tunekit.simulate.history.shadow import Shadow
+from tunekit.simulate.machine.lanes import WARP
+from tunekit.simulate.machine.memory import Memory
+from tunekit.simulate.machine.warp import Warp
 from tunekit.simulate.ptx.module import Instruction
-from tunekit.simulate.shadow import Shadow
-from tunekit.simulate.warp import Warp
 
 if TYPE_CHECKING:
-    from tunekit.simulate.cluster import Cluster
+    from tunekit.simulate.machine.cluster import Cluster
 
 P = TypeVar("P")
 

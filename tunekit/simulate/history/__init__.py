@@ -1,0 +1,1 @@
+"""What happened before what: vector clocks, and each cell's last writer and readers."""

@@ -1,0 +1,1 @@
+"""What executes: clusters, CTAs, warps and their lanes, registers, memory, and the loop that runs them."""

@@ -1,0 +1,1 @@
+"""What threads and asynchronous work wait by: barriers, mbarriers, groups, warp groups."""
