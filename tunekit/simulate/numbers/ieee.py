@@ -1,6 +1,6 @@
-"""Single- and double-precision arithmetic as PTX rounds it (PTX ISA 9.7.3): rn, rz, rm, rp, .ftz, .sat, and fused.
+"""Single-precision arithmetic as PTX rounds it (PTX ISA 9.7.3): rn, rz, rm, rp, .ftz, .sat, and fused.
 
-Single precision makes the canonical NaN only and is exact to the last bit: results are formed in double precision
+It makes the canonical NaN only and is exact to the last bit: results are formed in double precision
 and rounded once, with the error of the double-precision sum where that could have hidden a tie.
 .ftz flushes a result that is below the smallest normal number when it is rounded as if the exponent had no lower
 bound, as an H200 does in mul, fma, mad, div, rcp and cvt, in every rounding mode.
@@ -9,9 +9,7 @@ Kernels take arrays (inputs, then `out`, which may be an input) of any shape tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -24,13 +22,12 @@ Kernel = Callable[..., None]
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 _EXPONENT = np.array(0x7F800000, np.uint32)
+_LARGE_EXPONENT = np.array(0x7F000000, np.uint32)
 _SIGN = np.array(0x80000000, np.uint32)
 _LOW_28 = np.array(0x0FFFFFFF, np.int64)
 _LOW_29 = np.array(0x1FFFFFFF, np.int64)
 _HALF = np.array(0x10000000, np.int64)
 _SMALLEST_NORMAL = np.array(2.0**-126)
-_SMALLEST_NORMALS = np.float32(2.0**-126).tobytes(), np.float32(-(2.0**-126)).tobytes()
-_QUIET = np.uint64(1 << 51)
 _TOWARDS = {"rz": np.float32(0), "rm": np.float32(-np.inf), "rp": np.float32(np.inf)}
 
 
@@ -76,21 +73,15 @@ def is_flushed(exact: Array, rounding: str, precision: int, smallest: float) -> 
     return np.asarray(magnitude <= smallest * (1 - 2.0**-precision))
 
 
-def has_smallest(result: Array) -> bool:
-    """Whether some float32 may be the smallest normal number, of either sign (never no where there is one).
-
-    The bytes are searched, which is quicker than comparing numbers, and first for the three that both signs share;
-    a match across two numbers does no harm.
-    """
-    found = result.tobytes()
-    positive, negative = _SMALLEST_NORMALS
-    return positive[:3] in found and (positive in found or negative in found)
-
-
-def flush_below(exact: Array, result: Array, rounding: str) -> None:
-    """.ftz of float32 results that rounding has taken up to the smallest normal number, in place (see is_flushed)."""
-    tiny = is_flushed(exact, rounding, 24, 2.0**-126) & (np.abs(result) == _SMALLEST_NORMAL)
+def flush_result(result: Array, exact: Callable[[], Array], rounding: str) -> None:
+    """.ftz of float32 results, in place, as is_flushed says; `exact` gives what they were rounded from."""
+    # Few results come near: that is seen from the exponents of 0 and 1, which share the other bits.
+    large = np.count_nonzero(np.bitwise_and(result.view(np.uint32), _LARGE_EXPONENT))
+    if large == result.size or large == np.count_nonzero(result):
+        return
+    tiny = is_flushed(exact(), rounding, 24, 2.0**-126) & (np.abs(result) == _SMALLEST_NORMAL)
     result.view(np.uint32)[tiny] &= _SIGN
+    flush(result)
 
 
 def finish(x: Array, out: Array, ftz: bool, sat: bool = False) -> None:
@@ -206,9 +197,9 @@ def mul_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
         result = a * b
         if rounding != "rn":
             result = directed(result, np.multiply(a, b, dtype=np.float64) - result, rounding)
-        if ftz and has_smallest(result):
-            flush_below(np.multiply(a, b, dtype=np.float64), result, rounding)
-        finish(result, out, ftz, sat)
+        if ftz:
+            flush_result(result, lambda: np.multiply(a, b, dtype=np.float64), rounding)
+        finish(result, out, False, sat)
 
     return kernel
 
@@ -276,15 +267,13 @@ def fma_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
             result = _nearest_of_sum(s, _error_of_sum(x, z, s)) if k.close(ftz) else s
         if sat or rounding != "rn":
             result = result.astype(np.float32)
-            if ftz and has_smallest(result):
-                flush_below(sticky_sum(x, z, s), result, rounding)
-            finish(result, out, ftz, sat)
+            if ftz:
+                flush_result(result, lambda: sticky_sum(x, z, s), rounding)
+            finish(result, out, False, sat)
             return
         out[...] = result
         if ftz:
-            if has_smallest(out):
-                flush_below(sticky_sum(x, z, s), out, rounding)
-            flush(out)
+            flush_result(out, lambda: sticky_sum(x, z, s), rounding)
         settle(out)
 
     return kernel
@@ -299,10 +288,10 @@ def div_f32(rounding: str, ftz: bool) -> Kernel:
         if rounding != "rn":
             remainder = a - np.multiply(result, b, dtype=np.float64)
             result = directed(result, np.where(np.isfinite(a) & (b != 0), remainder * np.sign(b), 0), rounding)
-        if ftz and has_smallest(result):
+        if ftz:
             # A quotient of 24-bit numbers lies on a bound of is_flushed or 2^-49 of itself off: float64 tells.
-            flush_below(np.divide(a, b, dtype=np.float64), result, rounding)
-        finish(result, out, ftz)
+            flush_result(result, lambda: np.divide(a, b, dtype=np.float64), rounding)
+        finish(result, out, False)
 
     return kernel
 
@@ -319,105 +308,3 @@ def sqrt_f32(rounding: str, ftz: bool) -> Kernel:
         finish(result, out, ftz)
 
     return kernel
-
-
-# Double precision: NumPy's own operations round to nearest; everything else goes lane by lane through fractions.
-
-
-def rounded_f64(exact: Fraction, rounding: str) -> float:
-    """A fraction other than 0 as a float64."""
-    sign = 1 if exact > 0 else -1
-    try:
-        nearest = float(exact)
-    except OverflowError:
-        nearest = sign * math.inf
-    if rounding == "rn":
-        return nearest
-    difference = -sign if math.isinf(nearest) else exact - Fraction(nearest)
-    down = rounding == "rm" or (rounding == "rz" and sign > 0)
-    if difference < 0 and down:
-        return math.nextafter(nearest, -math.inf)
-    if difference > 0 and not down:
-        return math.nextafter(nearest, math.inf)
-    return math.copysign(nearest, sign)
-
-
-@cache
-def exact_f64(operation: str, rounding: str) -> Kernel:
-    """add, sub, mul, div, fma or sqrt in float64 with any rounding.
-
-    A NaN keeps its sign and payload and becomes quiet. Of several, add, sub, mul and fma pass b on, as found on an
-    H200 (a or c of fma without b: not measured).
-    """
-    native_functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
-    quick: Any = native_functions.get(operation)
-    passes_b = operation in ("add", "sub", "mul", "fma")
-    if rounding == "rn" and quick is not None:
-
-        def native(*arrays: Array) -> None:
-            quick(*arrays)
-
-        return of_second_nan(native) if passes_b else native
-
-    def lane(values: list[float], usual: float) -> float:
-        if not all(map(math.isfinite, values)) or math.isnan(usual):
-            return usual
-        if operation == "sqrt":
-            return _root(values[0], rounding)
-        x, y = Fraction(values[0]), Fraction(values[1])
-        if operation == "div":
-            return usual if not y or not x else rounded_f64(x / y, rounding)
-        if operation == "mul":
-            return usual if not x or not y else rounded_f64(x * y, rounding)
-        if operation == "fma":
-            product, addend = x * y, Fraction(values[2])
-            signs = {math.copysign(1, values[0]) * math.copysign(1, values[1]), math.copysign(1, values[2])}
-        else:
-            product, addend = x, y if operation == "add" else -y
-            signs = {math.copysign(1, values[0]), math.copysign(1, values[1]) * (1 if operation == "add" else -1)}
-        total = product + addend
-        if total:
-            return rounded_f64(total, rounding)
-        if len(signs) == 1:
-            return math.copysign(0.0, signs.pop())
-        return -0.0 if rounding == "rm" else 0.0
-
-    def kernel(*arrays: Array) -> None:
-        *inputs, out = arrays
-        usual = quick(*inputs) if quick is not None else inputs[0] * inputs[1] + inputs[2]
-        rows = [x.tolist() for x in inputs]
-        out[...] = [lane(list(values), value) for *values, value in zip(*rows, np.asarray(usual).tolist(), strict=True)]
-
-    return of_second_nan(kernel) if passes_b else kernel
-
-
-def quiet_f64(bits: Array) -> Array:
-    """Patterns of float64 NaN made quiet: sign and payload stay."""
-    return np.asarray(bits | _QUIET)
-
-
-def of_second_nan(kernel: Kernel) -> Kernel:
-    """`kernel` on float64, but where its second operand is NaN the result is that NaN, quiet."""
-
-    def second(a: Array, b: Array, *more: Array) -> None:
-        nan = np.isnan(b)
-        if 1 not in nan.tobytes():
-            kernel(a, b, *more)
-            return
-        passed = quiet_f64(b.view(np.uint64)[nan])
-        kernel(a, b, *more)
-        more[-1].view(np.uint64)[nan] = passed
-
-    return second
-
-
-def _root(value: float, rounding: str) -> float:
-    nearest = math.sqrt(value)
-    if rounding == "rn" or not value:
-        return nearest
-    difference = Fraction(value) - Fraction(nearest) ** 2
-    if difference < 0 and rounding in ("rm", "rz"):
-        return math.nextafter(nearest, 0.0)
-    if difference > 0 and rounding == "rp":
-        return math.nextafter(nearest, math.inf)
-    return nearest

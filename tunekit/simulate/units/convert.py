@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 
 from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, instruction
+from tunekit.simulate.numbers.doubles import rounded_f64
 from tunekit.simulate.numbers.formats import FORMATS, Array, decode, encode
 from tunekit.simulate.numbers.ieee import (
     ROUNDINGS,
     Kernel,
     directed,
-    flush,
-    flush_below,
+    flush_result,
     flushed,
-    has_smallest,
-    rounded_f64,
     saturate,
     settle,
 )
@@ -208,9 +206,7 @@ def _float_to_float(d: Decoder, m: Modifiers, from_: str, to: str, ftz: bool, sa
             nearest = value.astype(np.float32)
             result = nearest if rounding == "rn" else directed(nearest, value - nearest, rounding)
             if ftz:
-                if has_smallest(result):
-                    flush_below(value, result, rounding)
-                flush(result)
+                flush_result(result, lambda: value, rounding)
             out[...] = result
             if from_ != "f64":
                 settle(out)

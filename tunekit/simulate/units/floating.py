@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from tunekit.simulate.machine.decode import Decoder, Step, instruction
+from tunekit.simulate.numbers.doubles import exact_f64, quiet_f64
 from tunekit.simulate.numbers.formats import Array
 from tunekit.simulate.numbers.ieee import (
     ROUNDINGS,
     Kernel,
     add_f32,
     div_f32,
-    exact_f64,
     flush,
     flushed,
     fma_f32,
     mul_f32,
-    quiet_f64,
     settle,
     sqrt_f32,
 )
