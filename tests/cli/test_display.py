@@ -63,6 +63,18 @@ def test_plain_progress_tells_a_minute_of_silence():
     assert out.getvalue() == "still running: toy_host n=4 (mlir, 65.0 s)\n"
 
 
+def test_plain_progress_says_how_far_simulating_is_though_nothing_fails():
+    """Simulations say nothing of the variants that pass: a log must not fall silent over them."""
+    out, clock = io.StringIO(), Clock()
+    progress = PlainProgress(out, clock)
+    started = SweepEvent("started", point(3), text="simulate", done=2, total=20)
+    progress(started)
+    assert out.getvalue() == ""
+    clock.now += 61
+    progress(started)
+    assert out.getvalue() == f"still running: simulate, 2 of 20 done, now {point(3).id} {point(3)}\n"
+
+
 def test_plain_progress_never_tells_of_a_variant_twice():
     """Case 60: a line a variant at most, however many stages it passes or fails."""
     out = io.StringIO()
@@ -99,6 +111,7 @@ def test_the_command_to_reproduce_fits_the_stage_that_failed():
         command = reproduce(group, "./my kernel.py", problem)
         assert command.startswith(f"{begins} './my kernel.py' --arch host --variant {point(1).id}")
         assert command.endswith("--problem rows=8")
+        assert ("--ctas sample --line-info" in command) == (stage is Stage.SIMULATE), "as the sweep did, with lines"
 
 
 def test_tables_leave_out_what_nobody_knows():

@@ -9,7 +9,7 @@ import pytest
 
 from tunekit.model import Outcome, Stage, Status, Values
 from tunekit.simulate.client import Simulator
-from tunekit.simulate.faults import Fault, FaultKind, Place
+from tunekit.simulate.faults import Fault, FaultKind, Place, abridged
 from tunekit.simulate.job import Simulation
 from tunekit.simulate.report import Launched, Refusal, Report, ScheduleResult
 
@@ -73,6 +73,12 @@ def test_what_is_asked_arrives(simulated):
     assert len(jobs) > 3
 
 
+def test_long_vectors_are_abridged():
+    registers = ", ".join(f"%r{n}" for n in range(32))
+    assert abridged(f"tcgen05.ld.x32.b32 {{{registers}}}, [%r9]") == "tcgen05.ld.x32.b32 {%r0, ..., %r31}, [%r9]"
+    assert abridged("ld.v4.b32 {%r1,%r2, %r3, %r4}, [%rd1]") == "ld.v4.b32 {%r1,%r2, %r3, %r4}, [%rd1]"
+
+
 def test_faults(simulated):
     done, _ = simulated(report(RACE, launched=Launched("k", (4, 2, 1), (128, 1, 1), (1, 1, 1), 0, 3)))
     assert done.status == 1
@@ -96,10 +102,10 @@ def test_faults(simulated):
         (
             report(
                 ran=ScheduleResult(5, "not modelled", 1, 1.0),
-                refusal=Refusal("tex.1d", "not modelled", 12, "tex.1d {%r1}, [%rd1]"),
+                refusal=Refusal("tex.1d", "not modelled", 12, "tex.1d {%r1}, [%rd1]", ("k.py", 7)),
             ),
             3,
-            "  not modelled: tex.1d at PTX line 12: not modelled (tex.1d {%r1}, [%rd1])",
+            "  not modelled: tex.1d at PTX line 12, k.py:7 (tex.1d {%r1}, [%rd1])",
         ),
         (Simulation(None, status=Status.LAUNCH_ERROR, failure="no grid"), 1, "launch_error: no grid"),
         (Outcome(Stage.COMPILE, Status.COMPILE_ERROR, "no such layout"), 1, "compile_error: no such layout"),

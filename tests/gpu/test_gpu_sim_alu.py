@@ -209,7 +209,10 @@ def test_same_bits(gpu: Gpu, chapter: str) -> None:
 
 
 def test_nan(gpu: Gpu) -> None:
-    """What each instruction makes of NaN. Instructions that map alike are printed together."""
+    """What each instruction makes of NaN. Instructions that map alike are printed together.
+
+    Of approximations only the rows with NaN are compared: of other numbers the last bits may differ.
+    """
     tables: dict[str, list[str]] = {}
     count = 0
     for text, kinds, output in instructions.with_nan():
@@ -220,6 +223,11 @@ def test_nan(gpu: Gpu) -> None:
         except Exception as error:  # this one only: the list is to be complete
             tables.setdefault(f"{type(error).__name__}: {str(error)[:300]}", []).append(text)
             continue
+        if ".approx" in text:
+            looked_at = np.zeros(len(measured), np.bool_)
+            for values, kind in zip(inputs, kinds, strict=True):
+                looked_at |= np.isin(values, edges.nans(kind))
+            measured = np.where(looked_at, measured, simulated)
         if (simulated == measured).all():
             continue
         seen: dict[str, None] = {}

@@ -14,9 +14,16 @@ BFLOAT = (8, -133, Fraction(2) ** 128 - Fraction(2) ** 120)
 Shape = tuple[int, int, Fraction]
 
 
-def rounded(exact: Fraction, mode: str, shape: Shape) -> float:
-    """A nonzero fraction in one of the formats."""
+def rounded(exact: Fraction, mode: str, shape: Shape, ftz: bool = False) -> float:
+    """A nonzero fraction in one of the formats.
+
+    ftz: 0 if it stays below the smallest normal number when the exponent has no lower bound.
+    """
     precision, least, largest = shape
+    if ftz:
+        smallest = Fraction(2) ** (least + precision - 1)
+        if abs(rounded(exact, mode, (precision, -5000, largest))) < smallest:
+            return -0.0 if exact < 0 else 0.0
     magnitude = abs(exact)
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     if Fraction(2) ** exponent > magnitude:
@@ -41,43 +48,43 @@ def sign(x: float) -> int:
     return -1 if math.copysign(1, x) < 0 else 1
 
 
-def total(x: Fraction, y: Fraction, signs: set[int], mode: str, shape: Shape) -> float:
+def total(x: Fraction, y: Fraction, signs: set[int], mode: str, shape: Shape, ftz: bool = False) -> float:
     """x + y; `signs` are those of the two terms, which decide the sign of an exact zero."""
     if x + y:
-        return rounded(x + y, mode, shape)
+        return rounded(x + y, mode, shape, ftz)
     if len(signs) == 1:
         return 0.0 * signs.pop()
     return -0.0 if mode == "rm" else 0.0
 
 
-def add(a: float, b: float, mode: str = "rn", shape: Shape = SINGLE) -> float:
+def add(a: float, b: float, mode: str = "rn", shape: Shape = SINGLE, ftz: bool = False) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
         return a + b
-    return total(Fraction(a), Fraction(b), {sign(a), sign(b)}, mode, shape)
+    return total(Fraction(a), Fraction(b), {sign(a), sign(b)}, mode, shape, ftz)
 
 
-def mul(a: float, b: float, mode: str = "rn", shape: Shape = SINGLE) -> float:
+def mul(a: float, b: float, mode: str = "rn", shape: Shape = SINGLE, ftz: bool = False) -> float:
     if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
         return a * b
-    return rounded(Fraction(a) * Fraction(b), mode, shape)
+    return rounded(Fraction(a) * Fraction(b), mode, shape, ftz)
 
 
-def fma(a: float, b: float, c: float, mode: str = "rn", shape: Shape = SINGLE) -> float:
+def fma(a: float, b: float, c: float, mode: str = "rn", shape: Shape = SINGLE, ftz: bool = False) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.nan if math.isnan(a * b) else a * b + c
     if not math.isfinite(c):
         return c
-    return total(Fraction(a) * Fraction(b), Fraction(c), {sign(a) * sign(b), sign(c)}, mode, shape)
+    return total(Fraction(a) * Fraction(b), Fraction(c), {sign(a) * sign(b), sign(c)}, mode, shape, ftz)
 
 
-def div(a: float, b: float, mode: str = "rn", shape: Shape = SINGLE) -> float:
+def div(a: float, b: float, mode: str = "rn", shape: Shape = SINGLE, ftz: bool = False) -> float:
     if math.isnan(a) or math.isnan(b):
         return math.nan
     if b == 0:
         return math.nan if a == 0 else math.inf * sign(a) * sign(b)
     if math.isinf(a) or math.isinf(b) or a == 0:
         return a / b
-    return rounded(Fraction(a) / Fraction(b), mode, shape)
+    return rounded(Fraction(a) / Fraction(b), mode, shape, ftz)
 
 
 def sqrt(a: float, mode: str = "rn", shape: Shape = SINGLE) -> float:

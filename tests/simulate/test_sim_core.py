@@ -326,3 +326,20 @@ def test_a_read_of_an_output_before_any_write_to_it_is_remembered(run_ptx, ptx_k
             ptx_kernel(body, ".param .u64 out"), {"out": np.zeros(4, np.uint32)}, ["out"], block=(64, 1, 1), seed=seed
         )
         assert ran.kinds == {"data race"}
+
+
+def test_a_deadlock_names_the_source_line_of_every_wait(run_ptx, ptx_kernel):
+    body = """
+    .loc 1 10 3
+    mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra FIRST;
+    .loc 1 20 3
+    bar.sync 1, 128; ret;
+    FIRST:
+    .loc 1 30 3
+    bar.sync 2, 128; ret;
+    """
+    ran = run_ptx(ptx_kernel(body), block=(64, 1, 1))
+    (message,) = [fault.message for fault in ran.faults if fault.kind is FaultKind.DEADLOCK]
+    first, second = message.splitlines()[1:]
+    assert first.startswith("warp 0 at PTX line") and "(file 1:30) waits for" in first
+    assert second.startswith("warp 1 at PTX line") and "(file 1:20) waits for" in second

@@ -241,6 +241,15 @@ def test_source_lines_come_from_the_last_loc():
     assert [i.source for i in kernel.instructions] == [("b.py", 10), ("file 1", 20), ("file 1", 20)]
 
 
+def test_source_lines_inside_an_inline_assembly_are_those_of_its_statement():
+    """NVVM counts the lines of the assembly text on from the statement's: line 72 is no line of the kernel."""
+    body = (
+        ".loc 1 70 8\n// begin inline asm\n{\n.reg .pred P1;\n.loc 1 72 8\nAGAIN:\n.loc 1 73 8\n"
+        "mov.u32 %r1, 0;\n}\n// end inline asm\nmov.u32 %r2, 0;\n.loc 1 80 1\nret;"
+    )
+    assert [i.source for i in kernel_of(body).instructions] == [("file 1", 70), ("file 1", 70), ("file 1", 80)]
+
+
 def test_a_used_bytes_mask_belongs_to_the_next_instruction():
     """Of 16 bytes that a compiler loads, two words are used: the others may be anything."""
     kernel = kernel_of(

@@ -186,6 +186,21 @@ class TestMbarriers:
         assert "904 bytes more completed than expected" in line
         assert wrong
 
+    @pytest.mark.parametrize(
+        ("expected", "said"), [(4096, "96 bytes of transactions outstanding, and nothing"), (3900, "100 bytes more")]
+    )
+    def test_a_deadlock_tells_a_wrong_count(
+        self, content: np.ndarray, reports: Reports, expected: int, said: str
+    ) -> None:
+        table = Mbarriers(content)
+        one = self.made(table, content, 0x480, 1, reports)
+        one.expect_tx(expected, reports)
+        one.complete_tx(4000, None, reports)
+        assert list(table.stuck()) == [], "the arrival is missing: the bytes may come with it"
+        one.arrive(1, None, reports)
+        (line,) = table.stuck()
+        assert said in line
+
 
 class Warps(dict[int, int]):
     def __call__(self, warp: int) -> int:

@@ -84,6 +84,7 @@ def test_refused_with_file_line_and_field(valid, write, old, new, field, message
         ("import json\n\nimport no_such_module_anywhere\n", 3, "no_such_module_anywhere"),
         ("import sys\nsys.exit(3)\n", 2, "SystemExit: 3"),
         ("x = 1\0\n", 1, "null bytes"),
+        ("from tunekit.spec import Axis\n\nAxis()\n", 3, "Axis lacks 1 required positional argument: 'name'"),
         (
             "class Odd(Exception):\n    def __str__(self):\n        return 1 / 0\n\n\nraise Odd\n",
             6,

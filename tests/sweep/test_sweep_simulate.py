@@ -95,7 +95,8 @@ def test_what_the_simulator_cannot_say_fails_only_where_it_was_demanded(simulate
     report, row, _ = simulated(said)
     assert row.ok, "auto: the compile's word stands"
     assert any("left 1 variants undecided" in note for note in report.notes)
-    _, row, jobs = simulated(said, verify="simulate")
+    report, row, jobs = simulated(said, verify="simulate")
+    assert not any("undecided" in note for note in report.notes), "it is a failure then, and listed as one"
     assert not row.ok and len(jobs) == 1, "an undecided simulation is no reason not to try again"
     assert row.status in ("not_modelled", "run_timeout")
 

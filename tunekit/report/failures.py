@@ -69,7 +69,7 @@ def reproduce(group: FailureGroup, spec_reference: str, problem: Values) -> str:
     if group.status == "over_budget":
         command = "explain"
     elif group.stage is Stage.SIMULATE:
-        command = "simulate"
+        command = "simulate --ctas sample --line-info"
     elif group.stage in (Stage.VERIFY, Stage.MEASURE):
         command = "sweep --retry-failed --force"
     elif group.stage is Stage.PROBE:

@@ -54,8 +54,8 @@ class PlainProgress:
 
     def __call__(self, event: SweepEvent) -> None:
         text = self._text(event)
-        if text is None and event.running and self._clock() - self._last_line_s >= HEARTBEAT_S:
-            text = "still running: " + "; ".join(_running_line(running) for running in event.running[:SHOWN_RUNNING])
+        if text is None and self._clock() - self._last_line_s >= HEARTBEAT_S:
+            text = _still(event)
         if text is not None and not self._silent:
             self._last_line_s = self._clock()
             try:
@@ -148,6 +148,15 @@ def _headline(event: SweepEvent) -> str | None:
         return f"note: {event.text}"
     if event.kind == "winner":
         return f"winner: {event.text}" if event.text else None
+    return None
+
+
+def _still(event: SweepEvent) -> str | None:
+    """What goes on, for a stream that has heard nothing for a while."""
+    if event.running:
+        return "still running: " + "; ".join(_running_line(running) for running in event.running[:SHOWN_RUNNING])
+    if event.kind == "started" and event.variant is not None:
+        return f"still running: {event.text}, {event.done} of {event.total} done, now {units.label(event.variant)}"
     return None
 
 

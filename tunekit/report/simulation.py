@@ -7,6 +7,7 @@ import re
 from tunekit.model import Status, Values
 from tunekit.report import units
 from tunekit.report.printer import Printer
+from tunekit.simulate import faults
 from tunekit.simulate.faults import Fault
 from tunekit.simulate.job import Simulation
 from tunekit.simulate.report import Launched, Report
@@ -27,6 +28,8 @@ def print_simulation(simulation: Simulation, out: Printer) -> None:
     for fault in report.faults:
         for line in fault_lines(fault):
             out.line(line)
+    if report.faults and not any(fault.place.source for fault in report.faults):
+        out.line("  --line-info adds the lines of the kernel's source")
     for note in report.notes[:MOST_NOTES]:
         out.line(f"  note: {note.rstrip()}")
     if len(report.notes) > MOST_NOTES:
@@ -58,7 +61,8 @@ def fault_lines(fault: Fault) -> list[str]:
     if place.source is not None:
         lines.append(f"{RULE}   from {place.source[0]}:{place.source[1]}")
     if fault.count > 1:
-        lines.append(f"{RULE}   seen {fault.count:,} times at this instruction")
+        there = "" if place.line is None else " at this instruction"
+        lines.append(f"{RULE}   seen {fault.count:,} times{there}")
     return lines
 
 
@@ -105,8 +109,8 @@ def shortened(name: str, width: int = 72) -> str:
 
 
 def abridged(text: str) -> str:
-    """Text with its long names shortened."""
-    return _LONG_NAME.sub(lambda name: shortened(name.group()), text)
+    """Text with its long names and vectors shortened."""
+    return _LONG_NAME.sub(lambda name: shortened(name.group()), faults.abridged(text))
 
 
 def _sides(sides: tuple[int, int, int]) -> str:

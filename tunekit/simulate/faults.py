@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
 from tunekit.simulate.ptx.module import Instruction
+
+NOT_MODELLED = "not modelled"
+_VECTOR = re.compile(r"\{([^{},]+),(?:[^{},]+,){3,} ?([^{},]+)\}")
 
 
 class FaultKind(str, Enum):
@@ -52,7 +56,7 @@ class Place:
         if self.warp is not None:
             parts.append(f"warp {self.warp}")
         if self.line is not None:
-            parts.append(f"PTX line {self.line}: {self.text}")
+            parts.append(f"PTX line {self.line}: {abridged(self.text)}")
         if self.source is not None:
             parts.append(f"{self.source[0]}:{self.source[1]}")
         return ", ".join(parts)
@@ -69,6 +73,11 @@ class Fault:
     count: int = 1
 
 
+def abridged(text: str) -> str:
+    """An instruction's text with the middle of its long vectors left out: ``{%r1, ..., %r32}``."""
+    return _VECTOR.sub(r"{\1, ..., \2}", text)
+
+
 class Stop(Exception):
     """Ends the simulation of this cluster; the fault that caused it is already collected."""
 
@@ -76,8 +85,8 @@ class Stop(Exception):
 class Unsupported(Exception):
     """An instruction, or a form of one, that is not modelled: refused, never guessed."""
 
-    def __init__(self, instruction: Instruction, why: str = "not modelled") -> None:
-        super().__init__(f"{instruction.dotted}: {why} (PTX line {instruction.line}: {instruction.text})")
+    def __init__(self, instruction: Instruction, why: str = NOT_MODELLED) -> None:
+        super().__init__(f"{instruction.dotted}: {why} (PTX line {instruction.line}: {abridged(instruction.text)})")
         self.instruction = instruction
         self.why = why
 

@@ -63,7 +63,7 @@ class GridResult:
         self.instructions += message["instructions"]
         self.clusters += 1
         if message["refusal"] and self.refusal is None:
-            self.refusal = Refusal(**message["refusal"])
+            self.refusal = Refusal.from_payload(message["refusal"])
         if self.state == "done":
             self.state = message["state"]
 
@@ -116,7 +116,7 @@ class Grid:
             said["state"] = cluster.run().state
         except Unsupported as refused:
             i = refused.instruction
-            said["refusal"] = to_json(Refusal(i.dotted, refused.why, i.line, i.text))
+            said["refusal"] = to_json(Refusal(i.dotted, refused.why, i.line, i.text, i.source))
             said["state"] = "not modelled"
         except Exception as error:
             # A process's edge: a fault of a unit must say in which cluster and at which instruction it showed.

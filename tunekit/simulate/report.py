@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunekit.model import to_json
-from tunekit.simulate.faults import Fault, FaultKind, Place
+from tunekit.simulate.faults import NOT_MODELLED, Fault, FaultKind, Place
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,17 @@ class Refusal:
     why: str
     line: int
     text: str
+    source: tuple[str, int] | None = None
 
     def __str__(self) -> str:
-        return f"not modelled: {self.instruction} at PTX line {self.line}: {self.why} ({self.text})"
+        source = "" if self.source is None else f", {self.source[0]}:{self.source[1]}"
+        why = "" if self.why == NOT_MODELLED else f": {self.why}"
+        return f"{NOT_MODELLED}: {self.instruction} at PTX line {self.line}{source}{why} ({self.text})"
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any]) -> Refusal:
+        source = payload["source"]
+        return cls(**{**payload, "source": tuple(source) if source else None})
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Report:
             schedules=tuple(ScheduleResult(**item) for item in payload["schedules"]),
             faults=tuple(fault_from(item) for item in payload["faults"]),
             notes=tuple(payload["notes"]),
-            refusal=Refusal(**refusal) if refusal else None,
+            refusal=Refusal.from_payload(refusal) if refusal else None,
         )
 
 

@@ -275,5 +275,5 @@ def misspelt_field(error: TypeError) -> tuple[str, str | None] | None:
             for name in str(error).split("'")[1::2]:
                 if name not in known:
                     return f"{declared.__name__} has {unknown('field', name, known)}", name
-            return str(error).replace("__init__() ", ""), None
+            return str(error).replace(".__init__() missing", " lacks").replace(".__init__()", ""), None
     return None

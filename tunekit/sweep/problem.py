@@ -145,9 +145,9 @@ class ProblemRun:
         )
 
     def _tell_undecided(self) -> None:
-        """A note on the variants about which the simulation said nothing."""
+        """A note on the variants that pass though the simulation said nothing about them."""
         simulated = [outcomes.get(Stage.SIMULATE) for outcomes in self.outcomes.values()]
-        undecided = [outcome for outcome in simulated if outcome is not None and outcome.status in UNDECIDED]
+        undecided = [outcome for outcome in simulated if outcome is not None and self._passes_over(outcome)]
         if undecided:
             note = f"simulating left {len(undecided)} variants undecided, the first because: {undecided[0].reason}"
             self.notes.append(note)

@@ -26,6 +26,7 @@ from tunekit.simulate.machine.symbols import parameter_offsets
 
 if TYPE_CHECKING:
     from tunekit.simulate.launch.launch import Launch
+    from tunekit.simulate.ptx.module import Instruction
 
 P = TypeVar("P")
 # Instructions without any change of memory or barriers anywhere after which warps are watched: do they only spin?
@@ -199,7 +200,7 @@ class Cluster:
                 waits = fragment.wait.describe() if fragment.wait else "nothing"
                 where = f"cta {warp.cta.rank} " if self.size > 1 else ""
                 lanes = "" if fragment.lanes.all else f" lanes {fragment.lanes.bits:#010x}"
-                lines.append(f"{where}warp {warp.number}{lanes} at PTX line {i.line} waits for {waits}")
+                lines.append(f"{where}warp {warp.number}{lanes} at {_line(i)} waits for {waits}")
         first = next(w for w in self.warps if w.fragments)
         place = first.place(first.ops[first.fragments[0].pc].instruction)
         for cta in self.ctas:
@@ -213,7 +214,7 @@ class Cluster:
             for fragment in warp.fragments:
                 i = warp.ops[fragment.pc].instruction
                 state = f"waits for {fragment.wait.describe()}" if fragment.wait else f"spins near {i.text}"
-                lines.append(f"warp {warp.number} at PTX line {i.line} {state}")
+                lines.append(f"warp {warp.number} at {_line(i)} {state}")
         unstarted = self.others.unstarted()
         if unstarted:
             lines.append(f"{unstarted} clusters have not started: if it waits for one, run more at once (--jobs)")
@@ -258,6 +259,11 @@ class Cluster:
             self.report,
             initialised=buffer.initialised,
         )
+
+
+def _line(instruction: Instruction) -> str:
+    source = "" if instruction.source is None else f" ({instruction.source[0]}:{instruction.source[1]})"
+    return f"PTX line {instruction.line}{source}"
 
 
 def coordinates(launch: Launch, number: int, rank: int) -> tuple[int, int, int]:

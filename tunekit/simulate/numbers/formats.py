@@ -1,7 +1,8 @@
 """Number formats of the tensor core and of cvt: bit patterns to float32 and back (PTX ISA 5.2.2, 5.2.3 and 9.7.9, cvt).
 
 Widths and NaN patterns are PTX's: conversions make the canonical NaN, positive with all ones (f16 and bf16 0x7FFF,
-e4m3 and e5m2 0x7F, ue8m0 0xFF). e2m1, e2m3 and e3m2 have neither NaN nor infinity.
+e4m3 and e5m2 0x7F, ue8m0 0xFF; tf32 0x7FFFE000, as found on an H200). e2m1, e2m3 and e3m2 have neither NaN nor
+infinity.
 Formats under a byte take the low bits of a uint8; tf32 takes the upper 19 bits of a uint32.
 """
 
@@ -56,7 +57,7 @@ FORMATS: Mapping[str, Format] = {
     for f in (
         Format("f16", 16, 5, 10, 15, 0x7BFF, 0x7C00, 0x7FFF),
         Format("bf16", 16, 8, 7, 127, 0x7F7F, 0x7F80, 0x7FFF),
-        Format("tf32", 32, 8, 10, 127, 0x7F7FE000, 0x7F800000, CANONICAL_NAN, unused=13),
+        Format("tf32", 32, 8, 10, 127, 0x7F7FE000, 0x7F800000, 0x7FFFE000, unused=13),
         Format("e4m3", 8, 4, 3, 7, 0x7E, None, 0x7F),
         Format("e5m2", 8, 5, 2, 15, 0x7B, 0x7C, 0x7F),
         Format("e2m3", 6, 2, 3, 1, 0x1F, None, None),

@@ -1,15 +1,15 @@
-"""Single- and double-precision arithmetic as PTX rounds it (PTX ISA 9.7.3): rn, rz, rm, rp, .ftz, .sat, and fused.
+"""Single-precision arithmetic as PTX rounds it (PTX ISA 9.7.3): rn, rz, rm, rp, .ftz, .sat, and fused.
 
-Single precision makes the canonical NaN only and is exact to the last bit: results are formed in double precision
+It makes the canonical NaN only and is exact to the last bit: results are formed in double precision
 and rounded once, with the error of the double-precision sum where that could have hidden a tie.
+.ftz flushes a result that is below the smallest normal number when it is rounded as if the exponent had no lower
+bound, as an H200 does in mul, fma, mad, div, rcp and cvt, in every rounding mode.
 Kernels take arrays (inputs, then `out`, which may be an input) of any shape that is contiguous.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -22,12 +22,12 @@ Kernel = Callable[..., None]
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 _EXPONENT = np.array(0x7F800000, np.uint32)
+_LARGE_EXPONENT = np.array(0x7F000000, np.uint32)
 _SIGN = np.array(0x80000000, np.uint32)
 _LOW_28 = np.array(0x0FFFFFFF, np.int64)
 _LOW_29 = np.array(0x1FFFFFFF, np.int64)
 _HALF = np.array(0x10000000, np.int64)
 _SMALLEST_NORMAL = np.array(2.0**-126)
-_SMALLEST_NORMAL_F32 = np.float32(2.0**-126)
 _TOWARDS = {"rz": np.float32(0), "rm": np.float32(-np.inf), "rp": np.float32(np.inf)}
 
 
@@ -59,15 +59,29 @@ def saturate(x: Array) -> Array:
     return np.asarray(np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0)))
 
 
-def flush_below(exact: Array, result: Array) -> None:
-    """.ftz of results that rounding has taken up to the smallest normal number, in place.
+def is_flushed(exact: Array, rounding: str, precision: int, smallest: float) -> Array:
+    """Which results .ftz flushes, for a format of `precision` bits (found on an H200).
 
-    The hardware flushes what was too small before it was rounded.
+    That is what stays below the smallest normal number when rounded to `precision` bits with an unbounded exponent,
+    although the delivered result, with one bit fewer there, may round up to that number.
+    For roundings towards zero this asks too little, but then the delivered result is subnormal too.
     """
-    smallest = np.abs(result) == _SMALLEST_NORMAL_F32
-    if 1 in smallest.tobytes():
-        tiny = smallest & (np.abs(exact) < _SMALLEST_NORMAL)
-        result.view(np.uint32)[tiny] &= _SIGN
+    magnitude = np.abs(exact)
+    if rounding == "rn":
+        # Halfway between the last two values: a tie goes to the smallest normal number, whose last bit is even.
+        return np.asarray(magnitude < smallest * (1 - 2.0 ** (-precision - 1)))
+    return np.asarray(magnitude <= smallest * (1 - 2.0**-precision))
+
+
+def flush_result(result: Array, exact: Callable[[], Array], rounding: str) -> None:
+    """.ftz of float32 results, in place, as is_flushed says; `exact` gives what they were rounded from."""
+    # Few results come near: that is seen from the exponents of 0 and 1, which share the other bits.
+    large = np.count_nonzero(np.bitwise_and(result.view(np.uint32), _LARGE_EXPONENT))
+    if large == result.size or large == np.count_nonzero(result):
+        return
+    tiny = is_flushed(exact(), rounding, 24, 2.0**-126) & (np.abs(result) == _SMALLEST_NORMAL)
+    result.view(np.uint32)[tiny] &= _SIGN
+    flush(result)
 
 
 def finish(x: Array, out: Array, ftz: bool, sat: bool = False) -> None:
@@ -184,8 +198,8 @@ def mul_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
         if rounding != "rn":
             result = directed(result, np.multiply(a, b, dtype=np.float64) - result, rounding)
         if ftz:
-            flush_below(np.multiply(a, b, dtype=np.float64), result)
-        finish(result, out, ftz, sat)
+            flush_result(result, lambda: np.multiply(a, b, dtype=np.float64), rounding)
+        finish(result, out, False, sat)
 
     return kernel
 
@@ -246,17 +260,20 @@ def fma_f32(rounding: str, ftz: bool, sat: bool = False) -> Kernel:
             k.y[...] = b
             z[...] = c
         np.multiply(x, k.y, x)  # exact: 48 bits
-        if rounding != "rn":
-            finish(sum_to_f32(x, z, rounding), out, ftz, sat)
-            return
         np.add(x, z, s)
-        result = _nearest_of_sum(s, _error_of_sum(x, z, s)) if k.close(ftz) else s
-        if sat:
-            finish(result.astype(np.float32), out, ftz, sat)
+        if rounding != "rn":
+            result = sum_to_f32(x, z, rounding)
+        else:
+            result = _nearest_of_sum(s, _error_of_sum(x, z, s)) if k.close(ftz) else s
+        if sat or rounding != "rn":
+            result = result.astype(np.float32)
+            if ftz:
+                flush_result(result, lambda: sticky_sum(x, z, s), rounding)
+            finish(result, out, False, sat)
             return
         out[...] = result
         if ftz:
-            flush(out)
+            flush_result(out, lambda: sticky_sum(x, z, s), rounding)
         settle(out)
 
     return kernel
@@ -271,7 +288,10 @@ def div_f32(rounding: str, ftz: bool) -> Kernel:
         if rounding != "rn":
             remainder = a - np.multiply(result, b, dtype=np.float64)
             result = directed(result, np.where(np.isfinite(a) & (b != 0), remainder * np.sign(b), 0), rounding)
-        finish(result, out, ftz)
+        if ftz:
+            # A quotient of 24-bit numbers lies on a bound of is_flushed or 2^-49 of itself off: float64 tells.
+            flush_result(result, lambda: np.divide(a, b, dtype=np.float64), rounding)
+        finish(result, out, False)
 
     return kernel
 
@@ -288,80 +308,3 @@ def sqrt_f32(rounding: str, ftz: bool) -> Kernel:
         finish(result, out, ftz)
 
     return kernel
-
-
-# Double precision: NumPy's own operations round to nearest; everything else goes lane by lane through fractions.
-
-
-def rounded_f64(exact: Fraction, rounding: str) -> float:
-    """A fraction other than 0 as a float64."""
-    sign = 1 if exact > 0 else -1
-    try:
-        nearest = float(exact)
-    except OverflowError:
-        nearest = sign * math.inf
-    if rounding == "rn":
-        return nearest
-    difference = -sign if math.isinf(nearest) else exact - Fraction(nearest)
-    down = rounding == "rm" or (rounding == "rz" and sign > 0)
-    if difference < 0 and down:
-        return math.nextafter(nearest, -math.inf)
-    if difference > 0 and not down:
-        return math.nextafter(nearest, math.inf)
-    return math.copysign(nearest, sign)
-
-
-@cache
-def exact_f64(operation: str, rounding: str) -> Kernel:
-    """add, sub, mul, div, fma or sqrt in float64 with any rounding."""
-    native_functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
-    quick: Any = native_functions.get(operation)
-    if rounding == "rn" and quick is not None:
-
-        def native(*arrays: Array) -> None:
-            quick(*arrays)
-
-        return native
-
-    def lane(values: list[float], usual: float) -> float:
-        if not all(map(math.isfinite, values)) or math.isnan(usual):
-            return usual
-        if operation == "sqrt":
-            return _root(values[0], rounding)
-        x, y = Fraction(values[0]), Fraction(values[1])
-        if operation == "div":
-            return usual if not y or not x else rounded_f64(x / y, rounding)
-        if operation == "mul":
-            return usual if not x or not y else rounded_f64(x * y, rounding)
-        if operation == "fma":
-            product, addend = x * y, Fraction(values[2])
-            signs = {math.copysign(1, values[0]) * math.copysign(1, values[1]), math.copysign(1, values[2])}
-        else:
-            product, addend = x, y if operation == "add" else -y
-            signs = {math.copysign(1, values[0]), math.copysign(1, values[1]) * (1 if operation == "add" else -1)}
-        total = product + addend
-        if total:
-            return rounded_f64(total, rounding)
-        if len(signs) == 1:
-            return math.copysign(0.0, signs.pop())
-        return -0.0 if rounding == "rm" else 0.0
-
-    def kernel(*arrays: Array) -> None:
-        *inputs, out = arrays
-        usual = quick(*inputs) if quick is not None else inputs[0] * inputs[1] + inputs[2]
-        rows = [x.tolist() for x in inputs]
-        out[...] = [lane(list(values), value) for *values, value in zip(*rows, np.asarray(usual).tolist(), strict=True)]
-
-    return kernel
-
-
-def _root(value: float, rounding: str) -> float:
-    nearest = math.sqrt(value)
-    if rounding == "rn" or not value:
-        return nearest
-    difference = Fraction(value) - Fraction(nearest) ** 2
-    if difference < 0 and rounding in ("rm", "rz"):
-        return math.nextafter(nearest, 0.0)
-    if difference > 0 and rounding == "rp":
-        return math.nextafter(nearest, math.inf)
-    return nearest

@@ -158,7 +158,11 @@ class BodyReader:
                 self._variables.append(self._placed(scope, variable, unique))
             tokens.expect(";")
         elif word == ".loc":
-            self._source = location(tokens, self._files)
+            inline = tokens.in_inline_assembly()
+            source = location(tokens, self._files)
+            # NVVM counts the lines of an assembly text on from the line of the statement that it stands in.
+            if not inline:
+                self._source = source
         elif word in (".branchtargets", ".calltargets"):
             tokens.take()
             names = [tokens.identifier()]

@@ -20,6 +20,7 @@ _WORD = re.compile(
     r"|<<|>>|\S"  # the last catches every other character, so that none is passed over
 )
 _NOT_NEWLINE = re.compile(r"[^\n]")
+_INLINE = re.compile(r"^[ \t]*// (begin|end) inline asm[ \t]*$", re.MULTILINE)
 
 
 class PtxSyntaxError(UserError, ValueError):
@@ -48,6 +49,14 @@ class Tokens:
         self.starts = [match.start() for match in found] + [len(self.text)]
         self.position = 0
         self._newlines = [match.start() for match in re.finditer("\n", text)]
+        marks = list(_INLINE.finditer(text))
+        self._marks = [mark.start() for mark in marks]
+        self._begins = [mark[1] == "begin" for mark in marks]
+
+    def in_inline_assembly(self) -> bool:
+        """Whether the position is between NVVM's comments ``begin inline asm`` and ``end inline asm``."""
+        before = bisect_right(self._marks, self.starts[self.position]) - 1
+        return before >= 0 and self._begins[before]
 
     def line(self, position: int) -> int:
         """The line of a word, counted from 1."""

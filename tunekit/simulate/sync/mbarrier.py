@@ -236,10 +236,12 @@ class Mbarriers:
                 yield line, one.transactions < 0
 
     def stuck(self) -> Iterator[str]:
-        """A line for each object that has all its arrivals and lacks only bytes; asked when nothing is in flight."""
+        """A line for each object that has all its arrivals, and too few bytes or too many; asked when nothing is in
+        flight."""
         for one in self._live.values():
-            if one.transactions > 0 and not one.pending and self._intact(one):
-                yield f"{one.place} (phase {one.phase}): {one.outstanding()}, and nothing is in flight that brings them"
+            if one.transactions and not one.pending and self._intact(one):
+                more = ", and nothing is in flight that brings them" if one.transactions > 0 else ""
+                yield f"{one.place} (phase {one.phase}): {one.outstanding()}{more}"
 
     def name(self, offset: int) -> str:
         return f"mbarrier at {self._place} 0x{offset:x}"

@@ -1,6 +1,8 @@
 """cvt between single numbers: integers, f16, bf16, tf32, f32 and f64 (PTX ISA 9.7.9, cvt).
 
 A register may be wider than the type: sources give their low bits, results are sign- or zero-extended.
+NaN is the canonical one but where the functions below say otherwise. What becomes of NaN, and that .ftz does nothing
+to cvt.f16.f32, is as found on an H200; the ISA leaves most of it open.
 """
 
 from __future__ import annotations
@@ -11,8 +13,17 @@ from typing import Any
 import numpy as np
 
 from tunekit.simulate.machine.decode import TYPE_BITS, Decoder, Step, instruction
-from tunekit.simulate.numbers.formats import Array, decode, encode
-from tunekit.simulate.numbers.ieee import ROUNDINGS, Kernel, directed, flush, flushed, rounded_f64, saturate, settle
+from tunekit.simulate.numbers.doubles import rounded_f64
+from tunekit.simulate.numbers.formats import FORMATS, Array, decode, encode
+from tunekit.simulate.numbers.ieee import (
+    ROUNDINGS,
+    Kernel,
+    directed,
+    flush_result,
+    flushed,
+    saturate,
+    settle,
+)
 from tunekit.simulate.numbers.lanewise import At, Modifiers, lanewise, operands
 from tunekit.simulate.ptx.module import Instruction, Operand
 from tunekit.simulate.units.narrow import PACKED, pack_integers, packed
@@ -99,6 +110,7 @@ def _wide(a: Array, type_: str, ftz: bool = False) -> Array:
         return decode(a, type_).astype(np.float64)
     if ftz and type_ == "f32":
         a = flushed(a)
+        settle(a)
     return a.astype(np.float64)
 
 
@@ -159,6 +171,8 @@ def _each(values: Array, rounding: str) -> Array:
 
 
 def _float_to_float(d: Decoder, m: Modifiers, from_: str, to: str, ftz: bool, sat: bool) -> Kernel:
+    """NaN: from f64, and from f32 to f64 without .ftz, the sign and the upper bits of the payload stay, and it
+    becomes quiet."""
     precision, range_ = _PRECISION[to]
     loses = precision < _PRECISION[from_][0] or range_ < _PRECISION[from_][1]
     integral = m.choose(_TO_INTEGER, "none") if from_ == to else "none"
@@ -175,28 +189,42 @@ def _float_to_float(d: Decoder, m: Modifiers, from_: str, to: str, ftz: bool, sa
         if from_ == "f32" and to == "f16" and rounding == "rn" and not (ftz or sat or relu or satfinite):
             out[...] = encode(a, "f16")
             return
-        value = _wide(a, from_, ftz)
+        value = _wide(a, from_, ftz and to != "f16")
         if function is not None:
             value = function(value)
         if sat:
             value = saturate(value)
         if to in ("f16", "bf16"):
-            out[...] = encode(value, to, rounding, satfinite=satfinite, relu=relu)
+            codes = encode(value, to, rounding, satfinite=satfinite, relu=relu)
+            if from_ == "f64":
+                nan = np.isnan(value)
+                codes[nan] = _narrow_nan(value[nan], to)
+            out[...] = codes
         elif to == "f64":
             out[...] = value
         else:
             nearest = value.astype(np.float32)
             result = nearest if rounding == "rn" else directed(nearest, value - nearest, rounding)
             if ftz:
-                flush(result)
+                flush_result(result, lambda: value, rounding)
             out[...] = result
-            settle(out)
+            if from_ != "f64":
+                settle(out)
 
     if from_ == "f32" and to == "bf16" and rounding == "rn" and not ftz:
         return lambda a, out: _assign(out, encode(a, "bf16", satfinite=satfinite, relu=relu))
     if to == "f32" and from_ in ("f16", "bf16") and not (ftz or sat):
         return lambda a, out: _widened(a, from_, out)
     return kernel
+
+
+def _narrow_nan(values: Array, format: str) -> Array:
+    """The quiet NaN of a 16-bit format with the sign and the upper payload of float64 NaN."""
+    f = FORMATS[format]
+    bits = values.view(np.uint64)
+    quiet = np.uint64((f.infinity or 0) | 1 << (f.mantissa_bits - 1))
+    payload = (bits >> np.uint64(52 - f.mantissa_bits)) & np.uint64((1 << f.mantissa_bits) - 1)
+    return ((bits >> np.uint64(63)) << np.uint64(15) | quiet | payload).astype(np.uint16)
 
 
 def _assign(out: Array, value: Array) -> None:
@@ -210,6 +238,8 @@ def _widened(a: Array, from_: str, out: Array) -> None:
 
 
 def to_tf32(i: Instruction, d: Decoder, m: Modifiers, from_: str) -> Step:
+    """NaN: .rna only cuts off its low bits, and .rna.satfinite then takes one from the last place, as it does with
+    infinity (found on an H200: a NaN with a small payload becomes infinity, or finite)."""
     rounding, satfinite = m.choose(("rna", "rn", "rz")), m.take("satfinite")
     relu = rounding != "rna" and m.take("relu")
     m.end()
@@ -217,6 +247,10 @@ def to_tf32(i: Instruction, d: Decoder, m: Modifiers, from_: str) -> Step:
         raise d.unsupported("this pair of types")
 
     def kernel(a: Array, out: Array) -> None:
-        out[...] = encode(a, "tf32", rounding, satfinite=satfinite, relu=relu)
+        codes = encode(a, "tf32", rounding, satfinite=satfinite, relu=relu)
+        if rounding == "rna":
+            nan = np.isnan(a)
+            codes[nan] = (a.view(np.uint32)[nan] & np.uint32(0xFFFFE000)) - np.uint32(0x2000 if satfinite else 0)
+        out[...] = codes
 
     return lanewise(kernel, ("u32", d.write(i.operands[0], "b32")), ("f32", d.read(i.operands[1], "f32")))

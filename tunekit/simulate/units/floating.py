@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from tunekit.simulate.machine.decode import Decoder, Step, instruction
+from tunekit.simulate.numbers.doubles import exact_f64, quiet_f64
 from tunekit.simulate.numbers.formats import Array
 from tunekit.simulate.numbers.ieee import (
     ROUNDINGS,
     Kernel,
     add_f32,
     div_f32,
-    exact_f64,
     flush,
     flushed,
     fma_f32,
@@ -74,7 +74,10 @@ def double(i: Instruction, d: Decoder) -> Step:
 
 
 def coarse_f64(function: Callable[[Array], Array]) -> Kernel:
-    """The rough .approx.ftz.f64 forms: they read and write the upper 32 bits of a double only."""
+    """The rough .approx.ftz.f64 forms: they read and write the upper 32 bits of a double only.
+
+    Their NaN is all ones there (found on an H200).
+    """
 
     def kernel(a: Array, out: Array) -> None:
         upper = (a.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
@@ -82,7 +85,8 @@ def coarse_f64(function: Callable[[Array], Array]) -> Kernel:
         result = function(np.where(tiny, np.copysign(0.0, upper), upper))
         result = np.where(np.abs(result) < np.finfo(np.float64).tiny, np.copysign(0.0, result), result)
         bits = result.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)
-        out[...] = np.where(np.isnan(result), np.nan, bits.view(np.float64))
+        bits[np.isnan(result)] = 0x7FFFFFFF00000000
+        out[...] = bits.view(np.float64)
 
     return kernel
 
@@ -188,31 +192,33 @@ def rsqrt_f64(i: Instruction, d: Decoder) -> Step:
 
 @typed("abs neg", "f32")
 def sign_f32(i: Instruction, d: Decoder) -> Step:
+    """NaN of either sign becomes the canonical one (found on an H200; the ISA leaves it open)."""
     m = Modifiers(i, d)
     m.last()
     ftz = m.take("ftz")
     m.end()
-    absolute = i.opcode == "abs"
+    function: Any = np.abs if i.opcode == "abs" else np.negative
 
     def kernel(a: Array, out: Array) -> None:
-        if ftz:
-            a = flushed(a.view(np.float32)).view(np.uint32)
-        if absolute:
-            np.bitwise_and(a, ~_SIGN, out)
-        else:
-            np.bitwise_xor(a, _SIGN, out)
+        function(flushed(a) if ftz else a, out)
+        settle(out)
 
-    return straight(i, d, kernel, "b32", 1)
+    return straight(i, d, kernel, "f32", 1)
 
 
 @typed("abs neg", "f64")
 def sign_f64(i: Instruction, d: Decoder) -> Step:
+    """NaN keeps its sign and payload and becomes quiet (found on an H200; the ISA leaves it open)."""
     Modifiers(i, d).choose(("f64",))
     if len(i.modifiers) > 1:
         raise d.unsupported("modifiers on f64")
-    if i.opcode == "abs":
-        return straight(i, d, lambda a, out: np.bitwise_and(a, ~_SIGN_64, out), "b64", 1)
-    return straight(i, d, lambda a, out: np.bitwise_xor(a, _SIGN_64, out), "b64", 1)
+    absolute = i.opcode == "abs"
+
+    def kernel(a: Array, out: Array) -> None:
+        changed = a & ~_SIGN_64 if absolute else a ^ _SIGN_64
+        out[...] = np.where(np.isnan(a.view(np.float64)), quiet_f64(a), changed)
+
+    return straight(i, d, kernel, "b64", 1)
 
 
 @typed("copysign", "f32 f64")
@@ -305,6 +311,7 @@ def extreme(i: Instruction, d: Decoder) -> Step:
 
 @typed("min max", "f64")
 def extreme_f64(i: Instruction, d: Decoder) -> Step:
+    """Of two NaN b is passed on, quiet (found on an H200)."""
     if i.modifiers != ("f64",):
         raise d.unsupported("modifiers on f64")
     largest = i.opcode == "max"
@@ -316,7 +323,8 @@ def extreme_f64(i: Instruction, d: Decoder) -> Step:
         both = (a == 0) & (b == 0)
         bits = result.view(np.uint64)
         bits[both] = combine(a.view(np.uint64), b.view(np.uint64))[both]
-        bits[np.isnan(result)] = 0x7FFFFFFFFFFFFFFF
+        nan = np.isnan(result)
+        bits[nan] = quiet_f64(b.view(np.uint64)[nan])
         out[...] = result
 
     return straight(i, d, kernel, "f64", 2)

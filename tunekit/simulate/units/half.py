@@ -14,7 +14,7 @@ import numpy as np
 
 from tunekit.simulate.machine.decode import Decoder, Step
 from tunekit.simulate.numbers.formats import Array, decode, encode
-from tunekit.simulate.numbers.ieee import ROUNDINGS, Kernel, add_f32, fma_f32, sticky_sum
+from tunekit.simulate.numbers.ieee import ROUNDINGS, Kernel, add_f32, fma_f32, is_flushed, sticky_sum
 from tunekit.simulate.numbers.lanewise import Modifiers, lanewise, operands, source, straight, target, typed
 from tunekit.simulate.ptx.module import Instruction
 from tunekit.simulate.units.floating import approximate, extreme_f32
@@ -33,13 +33,10 @@ def flush(bits: Array, format: str) -> Array:
 _BELOW_HALFWAY = np.int64((1 << 44) - 1)
 
 
-def fused(a: Array, b: Array, c: Array, format: str) -> Array:
-    """a * b + c of float64 values of `format`, as patterns, rounded once to nearest."""
+def fused_bf16(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c of float64 values of bf16, as patterns, rounded once to nearest."""
     product = a * b  # exact
     total = product + c
-    if format == "f16":
-        # Where this sum is inexact its terms lie so far apart that it cannot come near a halfway point.
-        return encode(total, "f16")
     if np.count_nonzero(total.view(np.int64) & _BELOW_HALFWAY) != np.count_nonzero(total):
         total = sticky_sum(product, c, total)
     single = total.astype(np.float32)
@@ -51,21 +48,26 @@ def fused(a: Array, b: Array, c: Array, format: str) -> Array:
 
 @cache
 def arithmetic_kernel(operation: str, format: str, ftz: bool, sat: bool, relu: bool) -> Kernel:
-    """add, sub, mul or fma on patterns."""
+    """add, sub, mul or fma on patterns. ftz (f16 only) flushes by the rule of ieee.is_flushed."""
 
     def kernel(*arrays: Array) -> None:
         *inputs, out = arrays
         if ftz:
             inputs = [flush(x, format) for x in inputs]
         values = [decode(x, format) for x in inputs]
-        if operation == "fma":
-            a, b, c = (v.astype(np.float64) for v in values)
-            result = fused(a, b, c, format)
+        if operation == "fma" and format == "bf16":
+            result = fused_bf16(*(v.astype(np.float64) for v in values))
         else:
-            function: Any = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[operation]
-            result = encode(function(*values), format)
-        if ftz:
-            result = flush(result, format)
+            if operation == "fma":
+                # Where this sum is inexact its terms lie so far apart that it cannot come near a halfway point.
+                a, b, c = (v.astype(np.float64) for v in values)
+                exact = a * b + c
+            else:
+                function: Any = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[operation]
+                exact = function(*values)
+            result = encode(exact, format)
+            if ftz:
+                result = np.where(is_flushed(exact, "rn", 11, 2.0**-14), result & _SIGN, result)
         if sat or relu:
             wide = decode(result, format)
             zero = ~(wide > 0) if sat else wide <= 0
@@ -119,6 +121,7 @@ def mixed(i: Instruction, d: Decoder, m: Modifiers, format: str) -> Step:
 
 @typed("abs neg", HALVES)
 def sign(i: Instruction, d: Decoder) -> Step:
+    """NaN of either sign becomes the canonical one (found on an H200; the ISA leaves it open)."""
     m = Modifiers(i, d)
     type_ = m.last()
     format = type_.removesuffix("x2")
@@ -129,7 +132,8 @@ def sign(i: Instruction, d: Decoder) -> Step:
     def kernel(a: Array, out: Array) -> None:
         if ftz:
             a = flush(a, format)
-        out[...] = a & ~_SIGN if absolute else a ^ _SIGN
+        nan = a & ~_SIGN > _EXPONENT[format]
+        out[...] = np.where(nan, ~_SIGN, a & ~_SIGN if absolute else a ^ _SIGN)
 
     return straight(i, d, kernel, type_, 1)
 
