@@ -1,4 +1,4 @@
-"""The simulator stays within its time and memory: one CTA of the attention kernel in 10 s on one core, 2 GB a process."""
+"""The simulator keeps its limits: one CTA of the attention kernel in 10 s on one core, 2 GB a process."""
 
 from __future__ import annotations
 
