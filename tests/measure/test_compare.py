@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tunekit.oracle.compare import compare
-from tunekit.oracle.patterns import POISON, bits, poison
+from tunekit.oracle.patterns import bits, poison, poisons
 from tunekit.spec import Tolerance
 
 ATTENTION = Tolerance(cosine=0.999997, relative_norm=3e-3)
@@ -106,7 +106,7 @@ def test_unwritten_and_nan_are_told_apart():
 
 
 def test_poison_is_nan_in_every_float_dtype():
-    for dtype, (integer, patterns) in POISON.items():
+    for dtype, (integer, patterns) in poisons().items():
         for pattern in patterns:
             value = torch.full((2,), pattern, dtype=integer).view(dtype)
             if dtype.is_floating_point:

@@ -1,4 +1,1 @@
-"""Judging a kernel's outputs by its spec's oracle, wherever they were computed: on a device or in the simulator.
-
-Imports torch: only processes that run kernels import this.
-"""
+"""Judging a kernel's outputs by its spec's oracle, wherever they were computed: on a device or in the simulator."""

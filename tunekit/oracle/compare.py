@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from tunekit.oracle.patterns import bits
 from tunekit.spec import Tolerance
+
+if TYPE_CHECKING:
+    import torch
 
 DEVIATIONS = 8.0
 CHUNK_ELEMENTS = 2**24
@@ -70,8 +72,8 @@ class _Verdict:
         columns = out.shape[-1] if out.ndim else 1
         self.out, self.ref = out.reshape(-1, columns), ref.reshape(-1, columns)
         self.unwritten = (bits(out) == unwritten).reshape(-1, columns)
-        self.nan = torch.zeros_like(self.unwritten)
-        self.off = torch.zeros_like(self.unwritten)
+        self.nan = self.unwritten.new_zeros(self.unwritten.shape)
+        self.off = self.unwritten.new_zeros(self.unwritten.shape)
         self.max_abs = 0.0
         squares = sum(float((ref.square()).sum()) for _, _, ref, _ in self._chunks())
         count = max(1, self.ref.numel())
@@ -80,10 +82,10 @@ class _Verdict:
         for rows, o, r, finite in self._chunks():
             allowed = self._allowed(r)
             error = (o - r).abs()
-            same = torch.where(finite, error <= allowed, self._identical(rows))
-            self.nan[rows] = torch.isnan(self.out[rows].double()) & ~same
+            same = (error <= allowed).where(finite, self._identical(rows))
+            self.nan[rows] = self.out[rows].double().isnan() & ~same
             self.off[rows] = ~same
-            error = torch.where(finite, error, 0.0)
+            error = error.where(finite, 0.0)
             self.max_abs = max(self.max_abs, float(error.max())) if error.numel() else self.max_abs
             dot += float((o * r).sum())
             out_squares += float(o.square().sum())
@@ -97,14 +99,16 @@ class _Verdict:
         for start in range(0, len(self.out), step):
             rows = slice(start, start + step)
             ref = self.ref[rows].double()
-            finite = torch.isfinite(ref)
-            yield rows, torch.where(finite, self.out[rows].double(), 0.0), torch.where(finite, ref, 0.0), finite
+            finite = ref.isfinite()
+            yield rows, self.out[rows].double().where(finite, 0.0), ref.where(finite, 0.0), finite
 
     def _allowed(self, ref: torch.Tensor) -> torch.Tensor:
         """The largest error allowed to each element."""
+        import torch
+
         limit = self._tolerance.max_abs
         if not self.out.is_floating_point():
-            return torch.full_like(ref, limit or 0.0)
+            return ref.new_full(ref.shape, limit or 0.0)
         info = torch.finfo(self.out.dtype)
         row_rms = ref.square().mean(dim=1, keepdim=True).sqrt()
         scale = row_rms.clamp(min=self._rms)
@@ -114,7 +118,7 @@ class _Verdict:
 
     def _identical(self, rows: slice) -> torch.Tensor:
         out, ref = self.out[rows].double(), self.ref[rows].double()
-        return (out == ref) | (torch.isnan(out) & torch.isnan(ref))
+        return (out == ref) | (out.isnan() & ref.isnan())
 
     def words(self, place: _Place) -> str | None:
         """What was wrong, the most telling fault first."""

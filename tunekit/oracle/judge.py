@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-
-import torch
+from typing import TYPE_CHECKING
 
 from tunekit.errors import UserError
 from tunekit.model import Values
 from tunekit.oracle.compare import compare
 from tunekit.oracle.patterns import bits
 from tunekit.spec import KernelSpec, TensorArg
+
+if TYPE_CHECKING:
+    import torch
 
 
 def judge(
@@ -34,7 +36,7 @@ def judge(
         out, want = outputs[argument.name], wanted[argument.name].to(outputs[argument.name].device)
         if written is not None:
             mask = written[argument.name]
-            out, want = out.clone(), torch.where(mask, want, 0)
+            out, want = out.clone(), want.where(mask, 0)
             bits(out)[~mask] = 0
         comparison = compare(
             argument.name,

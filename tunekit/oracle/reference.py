@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
+from typing import TYPE_CHECKING
 
 from tunekit.errors import SpecError
 from tunekit.model import Values
 from tunekit.spec import KernelSpec, TensorArg
 from tunekit.spec.inputs import scalars
+
+if TYPE_CHECKING:
+    import torch
 
 
 def reference_outputs(spec: KernelSpec, problem: Values, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -18,6 +20,8 @@ def reference_outputs(spec: KernelSpec, problem: Values, inputs: Mapping[str, to
     Raises:
         SpecError: it leaves an output out, or gives the wrong shape.
     """
+    import torch
+
     copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a reference may write in place
     given = spec.reference(problem, {**copies, **scalars(spec, problem)})
     outputs: dict[str, torch.Tensor] = {}

@@ -95,11 +95,11 @@ def oracle(reference: str, problem: Values, seed: int) -> dict[str, torch.Tensor
 
 def unwritten(dtype: torch.dtype) -> int:
     """The bit pattern, as a signed integer, of a poisoned output's elements: all ones."""
-    from tunekit.oracle.patterns import POISON
+    from tunekit.oracle.patterns import poisons
 
-    if dtype not in POISON:
+    if dtype not in poisons():
         raise UserError(f"outputs of {dtype} are not compared")
-    return -1 if POISON[dtype][0].is_signed else 0xFF
+    return -1 if poisons()[dtype][0].is_signed else 0xFF
 
 
 def written_elements(arguments: CallArguments, name: str) -> torch.Tensor:
