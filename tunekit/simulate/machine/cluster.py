@@ -90,7 +90,6 @@ class Cluster:
         self.order = Order()
         self.engine = Engine()
         self.changes = 0
-        self._sources = {i.line: i.source for i in program.kernel.instructions if i.source is not None}
         self._parts: dict[type, Any] = {}
         x, y, z = launch.cluster
         self.size = x * y * z
@@ -115,11 +114,11 @@ class Cluster:
 
     def report(self, kind: FaultKind, message: str, access: Access) -> None:
         """Takes a finding about an access to memory. The PTX lines that it names get their source lines."""
-        text = _PTX_LINE.sub(self._with_source, message) if self._sources else message
+        text = _PTX_LINE.sub(self._with_source, message) if self.program.sources else message
         self.faults.add(kind, f"{access.agent.name}: {text}", place_of(access))
 
     def _with_source(self, named: re.Match[str]) -> str:
-        source = self._sources.get(int(named[1]))
+        source = self.program.sources.get(int(named[1]))
         return named[0] if source is None else f"{named[0]}, {source[0]}:{source[1]}"
 
     def run(self) -> ClusterResult:

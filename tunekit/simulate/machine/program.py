@@ -15,7 +15,10 @@ from tunekit.simulate.ptx.module import Kernel, Module
 
 @dataclass(frozen=True)
 class Program:
-    """Steps by program counter, and where the lanes of each branch meet again (None: only at the end)."""
+    """Steps by program counter, and where the lanes of each branch meet again (None: only at the end).
+
+    sources: the source line of each PTX line that has one.
+    """
 
     module: Module
     kernel: Kernel
@@ -23,6 +26,7 @@ class Program:
     decoder: Decoder
     ops: tuple[Op, ...]
     reconvergence: tuple[int | None, ...]
+    sources: Mapping[int, tuple[str, int]]
 
     @classmethod
     def of(
@@ -37,4 +41,5 @@ class Program:
         symbols = Symbols.of(module, kernel, dynamic_bytes, globals_ or {})
         decoder = Decoder(module, kernel, symbols)
         ops = decoder.finish(tuple(decoder.decode(i) for i in kernel.instructions))
-        return cls(module, kernel, symbols, decoder, ops, tuple(reconvergence(kernel)))
+        sources = {i.line: i.source for i in kernel.instructions if i.source is not None}
+        return cls(module, kernel, symbols, decoder, ops, tuple(reconvergence(kernel)), sources)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from tunekit.simulate.faults import FaultKind
 from tunekit.simulate.history.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
+from tunekit.simulate.machine.decode import Decoder, Wait
+from tunekit.simulate.ptx.module import Immediate
 
 if TYPE_CHECKING:
     from tunekit.simulate.machine.cta import Cta
@@ -96,13 +98,38 @@ class Groups:
         return [one for one in (*committed, *(one for _, one in self._open)) if not one.waited]
 
 
-class CopyGroups(Groups):
+class WarpGroups(Groups):
+    """The groups of one kind of copies of a warp, whose memory accesses are an agent's of their own."""
+
+    def __init__(self, w: Warp, copies: str, proxy: str) -> None:
+        super().__init__()
+        self._w = w
+        self.agent = w.cta.cluster.order.agent(f"{copies} of {w.agent.name}", proxy)
+
+    def wait(self, operations: list[Operation], what: str, *, reads_only: bool = False) -> Wait | None:
+        """Waits until the operations are over (reads_only: their sources read); the warp then relies on them."""
+
+        def ready() -> bool:
+            return all(one.finished(reads_only) for one in operations)
+
+        def resume() -> None:
+            known, index = self._w.known, self.agent.index
+            known.room(index + 1)
+            last = max((one.read_epoch if reads_only else one.epoch for one in operations), default=0)
+            known.rows[HAPPENED, index] = max(last, int(known.rows[HAPPENED, index]))
+            self.settle(operations)
+
+        if ready():
+            resume()
+            return None
+        return Wait(lambda: awaited(operations, reads_only, what), ready, resume)
+
+
+class CopyGroups(WarpGroups):
     """The groups of a warp's cp.async: `w.part(CopyGroups)`. They act through the generic proxy."""
 
     def __init__(self, w: Warp) -> None:
-        super().__init__()
-        self._w = w
-        self.agent = w.cta.cluster.order.agent(f"cp.async of {w.agent.name}", "generic")
+        super().__init__(w, "cp.async", "generic")
 
     def begin(self, lanes: int, what: str) -> tuple[Operation, Access]:
         """A new operation, with its access as of now."""
@@ -114,13 +141,11 @@ class CopyGroups(Groups):
         return operation, access
 
 
-class BulkGroups(Groups):
+class BulkGroups(WarpGroups):
     """The groups of a warp's bulk copies: `w.part(BulkGroups)`. They act through the async proxy."""
 
     def __init__(self, w: Warp) -> None:
-        super().__init__()
-        self._w = w
-        self.agent = w.cta.cluster.order.agent(f"bulk copies of {w.agent.name}", "async")
+        super().__init__(w, "bulk copies", "async")
         w.cta.part(BulkExit).groups.append(self)
 
     def begin(self, lanes: int, what: str) -> tuple[Operation, Access, Access]:
@@ -156,6 +181,13 @@ class BulkExit:
     def finish(self) -> None:
         for groups in self.groups:
             groups.leave()
+
+
+def pending_groups(i: Instruction, d: Decoder) -> int:
+    """The operand of wait_group: how many of the latest groups may still be pending."""
+    if not isinstance(i.operands[0], Immediate):
+        raise d.unsupported("a number of groups that is no constant")
+    return i.operands[0].value
 
 
 def awaited(operations: Iterable[Operation], reads_only: bool, what: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 
 
+@functools.cache
 def load() -> None:
     """Registers every unit's instructions (once)."""
     for module in pkgutil.walk_packages(__path__, __name__ + "."):

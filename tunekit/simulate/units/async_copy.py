@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.history.order import HAPPENED
 from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.machine.reach import reach
 from tunekit.simulate.ptx import module as ptx
-from tunekit.simulate.sync.groups import CopyGroups, Operation, awaited
+from tunekit.simulate.sync.groups import CopyGroups, pending_groups
 
 if TYPE_CHECKING:
     from tunekit.simulate.machine.warp import Warp
@@ -101,12 +100,11 @@ def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
 
 @instruction("cp.async.wait_group", words="")
 def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
-    if not isinstance(i.operands[0], ptx.Immediate):
-        raise d.unsupported("a number of groups that is no constant")
-    pending = i.operands[0].value
+    pending = pending_groups(i, d)
 
     def step(w: Warp, lanes: Lanes) -> Wait | None:
-        return _wait(w, i, w.part(CopyGroups).before(lanes.bits, pending))
+        groups = w.part(CopyGroups)
+        return groups.wait(groups.before(lanes.bits, pending), i.dotted)
 
     return step
 
@@ -114,24 +112,7 @@ def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
 @instruction("cp.async.wait_all", words="")
 def wait_all(i: ptx.Instruction, d: Decoder) -> Step:
     def step(w: Warp, lanes: Lanes) -> Wait | None:
-        return _wait(w, i, w.part(CopyGroups).everything(lanes.bits))
+        groups = w.part(CopyGroups)
+        return groups.wait(groups.everything(lanes.bits), i.dotted)
 
     return step
-
-
-def _wait(w: Warp, i: ptx.Instruction, operations: list[Operation]) -> Wait | None:
-    agent = w.part(CopyGroups).agent
-
-    def ready() -> bool:
-        return all(one.done for one in operations)
-
-    def resume() -> None:
-        w.known.room(agent.index + 1)
-        last = max((one.epoch for one in operations), default=0)
-        w.known.rows[HAPPENED, agent.index] = max(last, int(w.known.rows[HAPPENED, agent.index]))
-        w.part(CopyGroups).settle(operations)
-
-    if ready():
-        resume()
-        return None
-    return Wait(lambda: awaited(operations, False, i.dotted), ready, resume)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.history.order import FENCED_GLOBAL, FENCED_SHARED, HAPPENED, Access
+from tunekit.simulate.history.order import FENCED_GLOBAL, FENCED_SHARED, Access
 from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.machine.memory import RANK_BYTES, RANK_SHIFT, SHARED_BASE
@@ -22,7 +22,7 @@ from tunekit.simulate.machine.transfer import Bytes
 from tunekit.simulate.numbers.reduction import supports
 from tunekit.simulate.ptx import module as ptx
 from tunekit.simulate.sync.completion import Signal, completed
-from tunekit.simulate.sync.groups import BulkGroups, Operation, awaited
+from tunekit.simulate.sync.groups import BulkGroups, pending_groups
 from tunekit.simulate.units.atomic import Update, updater
 
 if TYPE_CHECKING:
@@ -220,35 +220,14 @@ def commit_group(i: ptx.Instruction, d: Decoder) -> Step:
 @instruction("cp.async.bulk.wait_group", words="read")
 def wait_group(i: ptx.Instruction, d: Decoder) -> Step:
     """Waits for the groups; with .read only until their sources have been read."""
-    if not isinstance(i.operands[0], ptx.Immediate):
-        raise d.unsupported("a number of groups that is no constant")
-    pending = i.operands[0].value
+    pending = pending_groups(i, d)
     reads_only = "read" in i.modifiers
 
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         groups = w.part(BulkGroups)
-        operations = groups.before(lanes.bits, pending)
-
-        def ready() -> bool:
-            return all(one.finished(reads_only) for one in operations)
-
-        def resume() -> None:
-            _learn(w, groups.agent.index, operations, reads_only)
-            groups.settle(operations)
-
-        if ready():
-            resume()
-            return None
-        return Wait(lambda: awaited(operations, reads_only, i.dotted), ready, resume)
+        return groups.wait(groups.before(lanes.bits, pending), i.dotted, reads_only=reads_only)
 
     return step
-
-
-def _learn(w: Warp, agent: int, operations: list[Operation], reads_only: bool) -> None:
-    w.known.room(agent + 1)
-    row = w.known.rows[HAPPENED]
-    for one in operations:
-        row[agent] = max(int(row[agent]), one.read_epoch if reads_only else one.epoch)
 
 
 @instruction("cp.async.bulk.prefetch.L2", words="global L2::cache_hint")
