@@ -6,32 +6,20 @@ rounding. With -s every instruction that differs is printed with examples, and w
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from driver_api import Gpu, driver_context
+from loading import module_of
 
 pytestmark = pytest.mark.gpu
 
 Array = np.ndarray[Any, Any]
 SIMULATE = Path(__file__).resolve().parent.parent / "simulate"
 COUNT = 1024
-
-
-def module_of(path: Path) -> ModuleType:
-    name = f"gpu_sim_alu_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 lanes = module_of(SIMULATE / "alu_lanes.py")
@@ -69,55 +57,10 @@ def size_of(kind: str) -> str:
     return kind if kind == "pred" else f"b{kind.lstrip('busf')}"
 
 
-class Gpu:
-    """Runs one CTA of a kernel by the driver API."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def ok(self, returned: tuple[Any, ...]) -> Any:
-        error, *values = returned
-        assert error == self.driver.CUresult.CUDA_SUCCESS, error
-        return values[0] if values else None
-
-    def run(self, text: str, buffers: dict[str, Array]) -> dict[str, Array]:
-        d = self.driver
-        module = self.ok(d.cuModuleLoadData(text.encode() + b"\0"))
-        kernel = self.ok(d.cuModuleGetFunction(module, b"kernel"))
-        places = {name: self.ok(d.cuMemAlloc(array.nbytes)) for name, array in buffers.items()}
-        for name, array in buffers.items():
-            self.ok(d.cuMemcpyHtoD(places[name], array.ctypes.data, array.nbytes))
-        values = [ctypes.c_uint64(int(place)) for place in places.values()]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        self.ok(d.cuLaunchKernel(kernel, 1, 1, 1, len(buffers["g"]), 1, 1, 0, 0, ctypes.addressof(pointers), 0))
-        self.ok(d.cuCtxSynchronize())
-        after = {}
-        for name, array in buffers.items():
-            after[name] = np.empty_like(array)
-            self.ok(d.cuMemcpyDtoH(after[name].ctypes.data, places[name], array.nbytes))
-            self.ok(d.cuMemFree(places[name]))
-        self.ok(d.cuModuleUnload(module))
-        return after
-
-
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Gpu]:
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        pytest.skip(f"needs cuda-python: {error}")
-    try:
-        (error,) = driver.cuInit(0)
-    except RuntimeError as missing:  # no driver library
-        pytest.skip(f"needs a CUDA driver: {missing}")
-    if error != driver.CUresult.CUDA_SUCCESS:
-        pytest.skip(f"needs a CUDA GPU: cuInit returns {error}")
-    _, device = driver.cuDeviceGet(0)
-    _, context = driver.cuDevicePrimaryCtxRetain(device)
-    driver.cuCtxPushCurrent(context)
-    yield Gpu(driver)
-    driver.cuCtxPopCurrent()
-    driver.cuDevicePrimaryCtxRelease(device)
+    with driver_context() as driver:
+        yield Gpu(driver)
 
 
 Case = tuple[str, list[Array], str]
@@ -176,7 +119,7 @@ def both(gpu: Gpu, text: str, inputs: list[Array], output: str) -> tuple[Array, 
     chosen = np.zeros(len(inputs[0]), np.uint32)
     (simulated,) = lanes.on_lanes_unguarded(text, inputs, size_of(output))
     source, buffers = lanes.kernel_of(text, inputs, size_of(output), chosen, "sm_90a")
-    return simulated, gpu.run(source, buffers)["x"]
+    return simulated, gpu.run(source, buffers, list(buffers), (len(buffers["g"]), 1, 1))["x"]
 
 
 def differences(gpu: Gpu, cases: Iterable[Case]) -> list[str]:

@@ -8,18 +8,16 @@ with every major and swizzle, small kernels, and attention.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from driver_api import Gpu, driver_context
+from loading import module_of
 
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest
@@ -50,89 +48,16 @@ ATTENTION_BOUND = 2.0**-7
 FLOAT_BOUND = 2.0**-17
 
 
-def module_of(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-harness = module_of(TESTS / "simulate" / "conftest.py", "gpu_sim_hopper_harness")
+harness = module_of(TESTS / "simulate" / "conftest.py")
 warp, load, mma_tests, wgmma_tests = (
-    module_of(TESTS / "simulate" / f"test_sim_matrix_{area}.py", f"gpu_sim_hopper_{area}")
-    for area in ("warp", "load", "mma", "wgmma")
+    module_of(TESTS / "simulate" / f"test_sim_matrix_{area}.py") for area in ("warp", "load", "mma", "wgmma")
 )
-
-
-class Gpu:
-    """Runs kernels by the driver API, with the arguments of the simulator's fixture."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def ok(self, returned: tuple[Any, ...]) -> Any:
-        error, *values = returned
-        assert error == self.driver.CUresult.CUDA_SUCCESS, error
-        return values[0] if values else None
-
-    def run(
-        self,
-        text: str,
-        buffers: Mapping[str, np.ndarray[Any, Any]],
-        parameters: Sequence[str | bytes],
-        block: tuple[int, int, int],
-        shared: int,
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        """One CTA; the buffers afterwards."""
-        d = self.driver
-        module = self.ok(d.cuModuleLoadData(text.encode() + b"\0"))
-        kernel = self.ok(d.cuModuleGetFunction(module, b"kernel"))
-        attribute = d.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self.ok(d.cuFuncSetAttribute(kernel, attribute, shared))
-        sources = {name: np.ascontiguousarray(array) for name, array in buffers.items()}
-        places = {name: self.ok(d.cuMemAlloc(source.nbytes)) for name, source in sources.items()}
-        for name, source in sources.items():
-            self.ok(d.cuMemcpyHtoD(places[name], source.ctypes.data, source.nbytes))
-        values = [p if isinstance(p, bytes) else int(places[p]).to_bytes(8, "little") for p in parameters]
-        room = [ctypes.create_string_buffer(value, len(value)) for value in values]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(place) for place in room))
-        self.ok(d.cuLaunchKernel(kernel, 1, 1, 1, *block, shared, 0, ctypes.addressof(pointers), 0))
-        self.ok(d.cuCtxSynchronize())
-        after = {}
-        for name, source in sources.items():
-            after[name] = np.empty_like(source)
-            self.ok(d.cuMemcpyDtoH(after[name].ctypes.data, places[name], source.nbytes))
-            self.ok(d.cuMemFree(places[name]))
-        self.ok(d.cuModuleUnload(module))
-        return after
 
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Gpu]:
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        pytest.skip(f"needs cuda-python: {error}")
-    success = driver.CUresult.CUDA_SUCCESS
-    try:
-        (error,) = driver.cuInit(0)
-    except RuntimeError as missing:  # no driver library
-        pytest.skip(f"needs a CUDA driver: {missing}")
-    if error != success:
-        pytest.skip(f"needs a CUDA GPU: cuInit returns {error}")
-    _, device = driver.cuDeviceGet(0)
-    attributes = driver.CUdevice_attribute
-    _, major = driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
-    if major != 9:
-        pytest.skip(f"sm_90a kernels run on compute capability 9, not {major}")
-    error, context = driver.cuDevicePrimaryCtxRetain(device)
-    assert error == success
-    driver.cuCtxPushCurrent(context)
-    yield Gpu(driver)
-    driver.cuCtxPopCurrent()
-    driver.cuDevicePrimaryCtxRelease(device)
+    with driver_context(9, "sm_90a kernels run on") as driver:
+        yield Gpu(driver)
 
 
 class Both:

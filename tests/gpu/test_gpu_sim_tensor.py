@@ -7,16 +7,14 @@ so that a map that the hardware reads otherwise shows too. The GPU's half runs i
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from loading import module_of
 
 from tunekit.simulate.tma.rules import off_coordinates, problems
 from tunekit.simulate.tma.swizzle import PATTERNS, Swizzle
@@ -57,16 +55,6 @@ SPECIAL = {
         np.uint32,
     ),
 }
-
-
-def module_of(path: Path) -> ModuleType:
-    name = f"gpu_sim_tensor_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 kernels = module_of(TESTS / "specs" / "tensor_copy_kernels.py")

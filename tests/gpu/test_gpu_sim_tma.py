@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import importlib.util
 import os
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from driver_api import driver_context
+from loading import module_of
 
 from tunekit.simulate.tma.descriptor import decode, encode
 from tunekit.simulate.tma.rules import problems
@@ -61,29 +61,8 @@ class Driver:
 
 @pytest.fixture(scope="module")
 def hopper() -> Iterator[Driver]:
-    try:
-        from cuda.bindings import driver as bindings
-    except ImportError as error:
-        pytest.skip(f"needs cuda-python: {error}")
-    success = bindings.CUresult.CUDA_SUCCESS
-    try:
-        (error,) = bindings.cuInit(0)
-    except RuntimeError as missing:  # no driver library
-        pytest.skip(f"needs a CUDA driver: {missing}")
-    if error != success:
-        pytest.skip(f"needs a CUDA GPU: cuInit returns {error}")
-    error, device = bindings.cuDeviceGet(0)
-    assert error == success
-    attributes = bindings.CUdevice_attribute
-    _, major = bindings.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
-    if major != 9:
-        pytest.skip(f"the driver's bits are known for compute capability 9, not {major}")
-    error, context = bindings.cuDevicePrimaryCtxRetain(device)
-    assert error == success
-    bindings.cuCtxPushCurrent(context)
-    yield Driver(bindings)
-    bindings.cuCtxPopCurrent()
-    bindings.cuDevicePrimaryCtxRelease(device)
+    with driver_context(9, "the driver's bits are known for") as bindings:
+        yield Driver(bindings)
 
 
 def one_field_at_a_time() -> Iterator[TensorMap]:
@@ -171,13 +150,7 @@ def test_the_drivers_tensor_maps_decode_and_encode(hopper: Driver) -> None:
 def cutedsl() -> ModuleType:
     pytest.importorskip("cutlass")
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
-    name = "cutedsl_tensor_maps"
-    spec = importlib.util.spec_from_file_location(name, SPECS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of(SPECS / "cutedsl_tensor_maps.py")
 
 
 def test_cutedsl_writes_what_the_driver_writes(hopper: Driver, cutedsl: ModuleType) -> None:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+from loading import module_of
 
 Array = np.ndarray[Any, Any]
 
 
-def _module_of(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"alu_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 # By its path, because tests of a GPU, which lie elsewhere, use this file too.
-_harness = _module_of(Path(__file__).with_name("conftest.py"))
+_harness = module_of(Path(__file__).with_name("conftest.py"))
 
 _REGISTER = {1: "%p", 2: "%rs", 4: "%r", 8: "%rd"}
 _BITS = {"pred": 1, "b16": 16, "b32": 32, "b64": 64}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from several_runs import clean, kinds, messages
 
 Run = Callable[..., Any]
 Text = Callable[..., str]
@@ -41,22 +42,6 @@ def execute(run_ptx: Run, ptx_kernel: Text) -> Callable[..., list[Any]]:
         ]
 
     return go
-
-
-def clean(runs: list[Any]) -> np.ndarray:
-    """The one result that all schedules agree on."""
-    for ran in runs:
-        assert not ran.faults, ran.faults[0]
-        assert (ran.buffers["out"] == runs[0].buffers["out"]).all()
-    return runs[0].buffers["out"]
-
-
-def kinds(runs: list[Any]) -> set[str]:
-    return set().union(*(ran.kinds for ran in runs))
-
-
-def messages(runs: list[Any]) -> str:
-    return "\n".join(fault.message for ran in runs for fault in ran.faults)
 
 
 REVERSE = """

@@ -8,16 +8,14 @@ buffer outside the tensor had changed, the first of them at `first`, where `byte
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from loading import module_of
 
 from tunekit.simulate.tma.rules import problems
 from tunekit.simulate.tma.swizzle import Swizzle
@@ -26,16 +24,6 @@ from tunekit.simulate.tma.tensor_map import Element, TensorMap
 Run = Callable[..., Any]
 TESTS = Path(__file__).resolve().parent.parent
 BYTES = 4096  # of a tensor's buffer, in the small cases here
-
-
-def module_of(path: Path) -> ModuleType:
-    name = f"sim_tensor_h200_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 kernels = module_of(TESTS / "specs" / "tensor_copy_kernels.py")

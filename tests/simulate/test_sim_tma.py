@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import module_of
 
 from tunekit.simulate.tma import box as boxes
 from tunekit.simulate.tma.descriptor import Writer, decode, encode
@@ -46,13 +45,7 @@ SPANS = {Swizzle.NONE: 1 << 20, Swizzle.B32: 32, Swizzle.B64: 64}
 def cutedsl() -> ModuleType:
     pytest.importorskip("cutlass")
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
-    name = "cutedsl_tensor_maps"
-    spec = importlib.util.spec_from_file_location(name, SPECS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of(SPECS / "cutedsl_tensor_maps.py")
 
 
 # ---- decode ------------------------------------------------------------------------------------------------------
