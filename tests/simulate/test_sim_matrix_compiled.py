@@ -6,20 +6,12 @@ Compiled without a GPU; the launch is what the host code gave to the driver; the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from compiled_cases import Case, compiling, prepare
 
-from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest
-from tunekit.jobs import Limits, Pool, Task
-from tunekit.model import Values
-from tunekit.simulate.launch.arguments import arguments_of
-from tunekit.simulate.launch.capture import capture_object
-from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.run import simulate
-from tunekit.spec import load_spec
 
 pytest.importorskip("cutlass")
 torch = pytest.importorskip("torch")
@@ -28,15 +20,6 @@ ARCH = "sm_90a"
 PRODUCT = f"{Path(__file__).resolve().parents[1] / 'specs' / 'cute_wgmma.py'}:cute_wgmma"
 PLAIN = {"a_major": "K", "b_major": "K", "swizzle": "SW128", "a_source": "SMEM"}
 FMHA = {"pv_n_tile": 64, "kv_tile": 64, "kv_stage": 2, "k_sub": 1, "kv_groups": 1, "cluster_m": 1, "ctas_per_sm": 1}
-
-
-@dataclass(frozen=True)
-class Case:
-    spec: str
-    implementation: str
-    static: dict
-    tunables: dict
-    axes: dict = field(default_factory=dict)
 
 
 def attention(heads: int, kv_heads: int, axes: dict, **tunables) -> Case:
@@ -67,23 +50,7 @@ CASES["attention, cluster"] = attention(1, 1, {"batch": 1, "t": 100, "s_k": 130}
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """compiled(name): the directory of a case, compiled when it is first asked for."""
-    root = tmp_path_factory.mktemp("hopper")
-    places: dict[str, Path] = {}
-    with Pool(workers=1, warm=("cutedsl",), limits=Limits(60, 120, 8 * 2**30)) as pool:
-
-        def go(name: str) -> Path:
-            if name not in places:
-                case, place = CASES[name], root / str(len(places))
-                place.mkdir()
-                static, tunables = Values(case.static), Values(case.tunables)
-                request = CompileRequest(
-                    case.spec, case.implementation, ARCH, static, tunables, "tunekit_it", str(place)
-                )
-                (result,) = pool.run([Task(id=name, payload=request.to_payload())])
-                assert result.value is not None and result.status == "ok", f"{result.id}: {result.reason}"
-                places[name] = place
-            return places[name]
-
+    with compiling(CASES, ARCH, tmp_path_factory.mktemp("hopper")) as go:
         yield go
 
 
@@ -91,25 +58,18 @@ def compiled(tmp_path_factory):
 def simulated(compiled):
     def go(name: str, *, seed: int = 0, change=lambda text: text):
         """(report, what was wrong with the outputs); `change` edits the PTX."""
-        case, place = CASES[name], compiled(name)
-        spec = load_spec(case.spec)
-        problem = spec.problem({**case.static, **case.axes})
-        arguments = arguments_of(spec, problem, seed=seed)
-        given = (
-            {**arguments.drawn, "scale": case.static["head_dim"] ** -0.5} if case.spec == "fmha" else arguments.drawn
-        )
-        wanted = spec.reference(problem, given)
-        module = read_module(change((place / "kernel.ptx").read_text()))
-        launches = capture_object(place / "kernel.o", "tunekit_it", arguments.call, parse_arch(ARCH), module)
+        case = CASES[name]
+        ready = prepare(case, compiled(name), ARCH, seed, change)
 
         def judge(_seed: int) -> str:
-            for key, got in arguments.outputs().items():
-                norm = float((got.double() - wanted[key]).norm() / wanted[key].norm())
+            for key, got in ready.arguments.outputs().items():
+                norm = float((got.double() - ready.wanted[key]).norm() / ready.wanted[key].norm())
                 if not norm <= (3e-3 if case.spec == "fmha" else 1e-6):
                     return f"{key}: relative norm {norm:.2e}"
             return ""
 
-        return simulate(launches, module, arguments.buffers, seed=seed, jobs=1, judge=judge, time_limit_s=60)
+        buffers = ready.arguments.buffers
+        return simulate(ready.launches, ready.module, buffers, seed=seed, jobs=1, judge=judge, time_limit_s=60)
 
     return go
 

@@ -5,22 +5,14 @@ Compiled without a GPU; the launch is what the host code gave to the driver; the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from compiled_cases import Case, compiling, prepare
 
-from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest
-from tunekit.jobs import Limits, Pool, Task
-from tunekit.model import Values
-from tunekit.simulate.launch.arguments import arguments_of
-from tunekit.simulate.launch.capture import capture_object
 from tunekit.simulate.machine.cluster import Cluster
 from tunekit.simulate.machine.program import Program
-from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.run import simulate
-from tunekit.spec import load_spec
 
 pytest.importorskip("cutlass")
 torch = pytest.importorskip("torch")
@@ -29,15 +21,6 @@ ARCH = "sm_100a"
 PRODUCT = f"{Path(__file__).resolve().parents[1] / 'specs' / 'cute_tcgen05.py'}:cute_tcgen05"
 FMHA = {"kv_tile": 128, "kv_stage": 2, "smem_p": False}
 BF16, F16, E4M3, E5M2, INT8, TF32 = range(1, 7)
-
-
-@dataclass(frozen=True)
-class Case:
-    spec: str
-    implementation: str
-    static: dict
-    tunables: dict
-    axes: dict = field(default_factory=dict)
 
 
 def product(operand: int, m: int, n: int, a: str, b: str, swizzle: str, ctas: int = 1) -> Case:
@@ -75,43 +58,14 @@ QUICK = ("bf16, MN MN, 128B", "tf32, MN MN, 128B of 32B", "bf16, K MN, 128B, pai
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """compiled(name): the directory of a case, compiled when it is first asked for."""
-    root = tmp_path_factory.mktemp("blackwell")
-    places: dict[str, Path] = {}
-    with Pool(workers=1, warm=("cutedsl",), limits=Limits(60, 120, 8 * 2**30)) as pool:
-
-        def go(name: str) -> Path:
-            if name not in places:
-                case, place = CASES[name], root / str(len(places))
-                place.mkdir()
-                request = CompileRequest(
-                    case.spec, case.implementation, ARCH, Values(case.static), Values(case.tunables), "tunekit_it",
-                    str(place),
-                )  # fmt: skip
-                (result,) = pool.run([Task(id=name, payload=request.to_payload())])
-                assert result.value is not None and result.status == "ok", f"{result.id}: {result.reason}"
-                places[name] = place
-            return places[name]
-
+    with compiling(CASES, ARCH, tmp_path_factory.mktemp("blackwell")) as go:
         yield go
 
 
 @pytest.fixture
 def prepared(compiled):
-    """prepared(name): (launches, module, arguments, what the outputs should be)."""
-
-    def go(name: str, seed: int):
-        case, place = CASES[name], compiled(name)
-        spec = load_spec(case.spec)
-        problem = spec.problem({**case.static, **case.axes})
-        arguments = arguments_of(spec, problem, seed=seed)
-        given = {**arguments.drawn}
-        if case.spec == "fmha":
-            given["scale"] = case.static["head_dim"] ** -0.5
-        module = read_module((place / "kernel.ptx").read_text())
-        launches = capture_object(place / "kernel.o", "tunekit_it", arguments.call, parse_arch(ARCH), module)
-        return launches, module, arguments, spec.reference(problem, given)
-
-    return go
+    """prepared(name, seed)."""
+    return lambda name, seed: prepare(CASES[name], compiled(name), ARCH, seed)
 
 
 def wrong(case: Case, got: dict, wanted: dict) -> str:
@@ -129,15 +83,15 @@ def wrong(case: Case, got: dict, wanted: dict) -> str:
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_the_compiled_kernel_computes_the_oracles_answer(prepared, name):
-    launches, module, arguments, wanted = prepared(name, seed=3)
+    ready = prepared(name, seed=3)
     schedules = 5 if CASES[name].spec == "fmha" else 2
     report = simulate(
-        launches,
-        module,
-        arguments.buffers,
+        ready.launches,
+        ready.module,
+        ready.arguments.buffers,
         schedules=schedules,
         jobs=1,
-        judge=lambda _: wrong(CASES[name], arguments.outputs(), wanted),
+        judge=lambda _: wrong(CASES[name], ready.arguments.outputs(), ready.wanted),
         time_limit_s=120,
     )
     assert report.refusal is None
@@ -148,9 +102,9 @@ def test_the_compiled_kernel_computes_the_oracles_answer(prepared, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention 64", "attention 128"])
 def test_the_attention_kernel_has_every_fence_that_the_isa_asks_for(prepared, name):
-    launches, module, arguments, _ = prepared(name, seed=4)
-    (launch,) = launches
-    program = Program.of(module, module.kernels[launch.kernel], launch.shared_bytes)
-    result = Cluster(program, launch, 0, arguments.buffers.device_memory(), seed=1, strict=True).run()
+    ready = prepared(name, seed=4)
+    (launch,) = ready.launches
+    program = Program.of(ready.module, ready.module.kernels[launch.kernel], launch.shared_bytes)
+    result = Cluster(program, launch, 0, ready.arguments.buffers.device_memory(), seed=1, strict=True).run()
     assert result.state == "done"
     assert [str(fault) for fault in result.faults.all()] == []

@@ -13,13 +13,15 @@ tells that a load is over.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.simulate.faults import FaultKind
-from tunekit.simulate.machine.decode import Decoder, Step, Wait, instruction
+from tunekit.simulate.machine.decode import AddressOf, Decoder, Step, Wait, instruction
 from tunekit.simulate.machine.lanes import Lanes
 from tunekit.simulate.machine.tensor_memory import groups
 from tunekit.simulate.ptx.module import Immediate, Instruction, Operand
@@ -138,7 +140,17 @@ def ld(i: Instruction, d: Decoder) -> Step:
     address = d.address(i.operands[1])
     if len(out) != what.registers:
         raise d.unsupported(f"{len(out)} registers where the shape has {what.registers}")
-    cells = _Cells(what)
+    return _load(i, _Cells(what), address, out, None)
+
+
+Reduction: TypeAlias = Callable[[NDArray[np.uint32]], NDArray[np.uint32]]
+
+
+def _load(
+    i: Instruction, cells: _Cells, address: AddressOf, out: tuple[int, ...], reduced: tuple[int, Reduction] | None
+) -> Step:
+    """Loads to `out`. reduced: a slot too, and what puts each thread's values into one number there."""
+    written = out if reduced is None else (*out, reduced[0])
 
     def step(w: Warp, lanes: Lanes) -> Wait | None:
         wait = w.converge(i, lanes)
@@ -147,7 +159,10 @@ def ld(i: Instruction, d: Decoder) -> Step:
         values = _loaded(w, lanes, i, cells, address.of(w, lanes).astype(np.uint32))
         if values is not None:
             w.set_words(out, values.T)
-        Arriving.mark(w, out)
+            if reduced is not None:
+                slot, reduction = reduced
+                w.u32[slot][:] = reduction(values)
+        Arriving.mark(w, written)
         return None
 
     return step
@@ -176,20 +191,8 @@ def _ld_red(i: Instruction, d: Decoder) -> Step:
     largest, absolute, keep_nan = "max" in i.modifiers, "abs" in i.modifiers, "NaN" in i.modifiers
     out, reduced = d.writes_vector(i.operands[0], "b32"), d.write(i.operands[1], "b32")
     address = d.address(i.operands[2])
-    cells = _Cells(what)
-
-    def step(w: Warp, lanes: Lanes) -> Wait | None:
-        wait = w.converge(i, lanes)
-        if wait is not None:
-            return wait
-        values = _loaded(w, lanes, i, cells, address.of(w, lanes).astype(np.uint32))
-        if values is not None:
-            w.set_words(out, values.T)
-            w.u32[reduced][:] = reduce(values, kind, largest, absolute, keep_nan)
-        Arriving.mark(w, (*out, reduced))
-        return None
-
-    return step
+    reduction = functools.partial(reduce, kind=kind, largest=largest, absolute=absolute, keep_nan=keep_nan)
+    return _load(i, _Cells(what), address, out, (reduced, reduction))
 
 
 def reduce(values: NDArray[np.uint32], kind: str, largest: bool, absolute: bool, keep_nan: bool) -> NDArray[np.uint32]:
