@@ -26,7 +26,7 @@ from tunekit.spec import KernelSpec, load_spec
 @options.problem_option
 @options.implementation_option
 @options.variant_option
-@click.option("--tunables", "tunable_texts", multiple=True, metavar="K=V ...", help="The variant with these values.")
+@options.tunables_option
 @options.db_option
 @options.json_option
 def explain(

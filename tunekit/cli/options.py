@@ -108,6 +108,9 @@ jobs_option = click.option(
     metavar="N",
     help="Compile workers. [default: as cores and memory allow]",
 )
+tunables_option = click.option(
+    "--tunables", "tunable_texts", multiple=True, metavar="K=V ...", help="The variant with these values."
+)
 variant_option = click.option(
     "--variant", "variant_ids", multiple=True, metavar="ID", help="Only this variant (its id's beginning); repeatable."
 )

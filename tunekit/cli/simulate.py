@@ -28,7 +28,7 @@ LINE_INFO = "--generate-line-info"
 @options.problem_option
 @options.implementation_option
 @options.variant_option
-@click.option("--tunables", "tunable_texts", multiple=True, metavar="K=V ...", help="The variant with these values.")
+@options.tunables_option
 @click.option(
     "--schedules",
     type=click.IntRange(min=1),

@@ -53,11 +53,11 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
         return Simulation(None, status=Status.LAUNCH_ERROR, failure=str(error))
     prepared = time.monotonic()
     figures = Figures()
+    partial = clusters_of(launches[0], None) != clusters_of(launches[0], job.ctas) if len(launches) == 1 else False
 
     def look(seed: int) -> str:
         phase("check", f"results of schedule seed={seed}")
         outputs = arguments.outputs()
-        partial = clusters_of(launches[0], None) != clusters_of(launches[0], job.ctas) if len(launches) == 1 else False
         written = {name: written_elements(arguments, name) for name in outputs} if partial else None
         return judge(spec, job.problem, outputs, wanted, unwritten, figures, written) or ""
 
