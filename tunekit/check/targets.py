@@ -13,7 +13,7 @@ from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.check import reference_kernel
 from tunekit.errors import SpecError, UserError
 from tunekit.model import Value, Values, Variant
-from tunekit.spec import KernelSpec
+from tunekit.spec import Implementation, KernelSpec
 from tunekit.spec.axes import contains, unknown
 
 Which = Literal["default", "all"]
@@ -71,7 +71,7 @@ def select(
         raise UserError(f"{spec.name} has no examples: name a problem (--problem axis=value ...)")
     _check_only(spec, only)
     targets: dict[tuple[str, Values], Target] = {}
-    notes: list[str] = []
+    notes = [f"{spec.name}: {i.name} is a library's function: nothing is compiled" for i in _libraries(spec)]
     for arch in _arches(spec, arches):
         for given in problems:
             problem = spec.problem(given)
@@ -149,8 +149,13 @@ def _arches(spec: KernelSpec, names: Sequence[str] | None) -> list[Arch]:
             None,
         )
         for implementation in spec.implementations
+        if not implementation.is_library
     ]
     return list(dict.fromkeys(arch for arch in firsts if arch is not None))
+
+
+def _libraries(spec: KernelSpec) -> list[Implementation]:
+    return [implementation for implementation in spec.implementations if implementation.is_library]
 
 
 def _builds_for(backend: str, arch: Arch) -> bool:
@@ -162,13 +167,15 @@ def _variants(
 ) -> tuple[tuple[Variant, ...], str]:
     """The variants wanted for a problem; or none, and why."""
     if which == "default" and not only:
-        default = space.default_variant(spec, arch, problem)
-        return ((default,), "") if default else ((), "no default of the spec fits")
+        defaults = space.default_variants(spec, arch, problem)
+        compiled = [v for v in defaults if not spec.implementation(v.implementation).is_library]
+        return (tuple(compiled[:1]), "") if compiled else ((), "no default of the spec fits")
     expansion = space.expand(spec, arch, problem)
     kept = tuple(
         variant
         for variant in expansion.variants
-        if all(contains((value,), variant.tunables.get(name)) for name, value in (only or {}).items())
+        if not spec.implementation(variant.implementation).is_library
+        and all(contains((value,), variant.tunables.get(name)) for name, value in (only or {}).items())
         and space.misfit(spec.implementation(variant.implementation), arch, problem, variant.tunables) is None
     )
     wanted = f" with {Values(only)}" if only else ""

@@ -44,7 +44,7 @@ def all_points(spec: KernelSpec, arch: Arch, problem: Values, implementation: st
     for candidate in space.implementations_on(spec, arch, implementation):
         for tunables in space.points(candidate):
             variant = identity.variant(spec.name, spec.version, candidate.name, arch.name, tunables)
-            constraint = space.broken(candidate, problem, tunables)
+            constraint = space.dropped_by(candidate, problem, tunables)
             if constraint is None:
                 footprint = space.declared_footprint(candidate, arch, problem, tunables)
                 found.append(Point(variant, None, footprint, footprint.misfit(arch)))

@@ -12,6 +12,7 @@ import torch
 from tunekit.errors import SpecError
 from tunekit.measure.device import Device, is_out_of_memory
 from tunekit.measure.inputs import Arguments
+from tunekit.measure.job import first_phase
 from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.oracle.judge import Figures, judge, region
 from tunekit.oracle.patterns import bits, poison
@@ -23,7 +24,7 @@ from tunekit.spec.inputs import draw
 LAUNCHES = 2
 ORACLE_CACHE_BYTES = 2 * 2**30
 
-# Called with a phase ("prepare", "run", "check") and what is being done, in words.
+# Called with a phase ("prepare", "first", "run", "check") and what is being done, in words.
 Phase = Callable[[str, str], None]
 
 
@@ -120,9 +121,10 @@ class Verifier:
         What the launch itself raises goes on to the caller.
         """
         to_try = cases(spec, variant, problem, seeds)
+        first = first_phase(spec.implementation(variant.implementation))
         figures = Figures()
         for case in to_try:
-            wrong = self._case(reference, spec, case, function, figures, phase)
+            wrong = self._case(reference, spec, case, function, figures, phase, first)
             if wrong:
                 status, words = wrong
                 return Outcome(Stage.VERIFY, status, f"{words} [{case}]", facts=figures.values(len(to_try)))
@@ -136,6 +138,7 @@ class Verifier:
         function: Callable[..., Any],
         figures: Figures,
         phase: Phase,
+        first_phase: str,
     ) -> tuple[Status, str] | None:
         phase("prepare", f"inputs and oracle of {case}")
         inputs = draw(spec, case.problem, case.seed, self._device.torch)
@@ -146,7 +149,7 @@ class Verifier:
         for launch in range(1, LAUNCHES + 1):
             arguments.reset(launch)
             self._device.synchronize()
-            phase("run", f"launch {launch} on {case}")
+            phase("run" if launch > 1 else first_phase, f"launch {launch} on {case}")
             function(*arguments.call)
             self._device.synchronize()
             phase("check", f"launch {launch} on {case}")

@@ -148,7 +148,8 @@ class Worker:
 
     def _load(self, job: RunJob) -> Loaded:
         self._report("prepare", job.variant.id, "loading")
-        return Loaded(job, load_spec(job.spec), load_artifact(Path(job.so), job.symbol))
+        spec = load_spec(job.spec)
+        return Loaded(job, spec, load_artifact(Path(job.so), job.symbol, spec))
 
     def _guarded(
         self, jobs: Mapping[str, RunJob], stage: Stage, action: Callable[[], Result]
