@@ -66,7 +66,8 @@ class _Draw:
         lengths: list[list[int]] = []
         for source, most in enumerate((p.s_k, p.s_k2)):
             shares = self._shares(p.batch)
-            drawn = [most - int(share * (most // 2 + 1)) for share in shares] if p.batch > 1 else [most - most // 3]
+            drawn = [most - 1 - int(share * (most // 2)) for share in shares] if p.batch > 1 else [most - most // 3]
+            drawn = [min(most, max(1, length)) for length in drawn]
             few = min(most, 1 + int(FEW_KEYS * shares[0]))
             special = {0: 0, 1: most, 2: few, 3 + source: 0} if p.batch > 3 else {0: 0, 1: most}
             for place, length in special.items():
