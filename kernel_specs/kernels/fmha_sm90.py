@@ -27,7 +27,7 @@ Tensors and their shapes are those of kernel_specs/fmha.py. The softmax is over 
 from types import SimpleNamespace
 
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import SmemAllocator
 
@@ -39,7 +39,7 @@ from .sm90_consumer import Consumer, tiled_mmas
 from .sm90_load import Ring, TileStream, fill_ring, load_q, make_pipe, make_ring, tma_operands
 from .sm90_output import Output
 from .sm90_plan import BLOCK_ROWS, WARPS_PER_GROUP, Plan
-from .sm90_runs import Runs, runs_of
+from .sm90_runs import runs_of
 from .sm90_softmax import ScoreMask
 
 STAGING_ALIGNMENT = 1024  # bytes; of swizzled tiles

@@ -87,7 +87,20 @@ def _two_fit_an_sm(v: Values) -> bool:
 
 
 CONSTRAINTS = (
-    *not_yet("sm90", "gather"),
+    *not_yet(
+        "sm90",
+        "float16",
+        "head_dim_v",
+        "kv_shared",
+        "causal",
+        "window",
+        "lengths",
+        "sink",
+        "sources",
+        "gather",
+        "paged",
+        "varlen",
+    ),
     Constraint(
         "pv_divides",
         "head_dim_v must be a multiple of pv_n_tile: every CTA owns whole column slices of V",
@@ -115,7 +128,7 @@ CONSTRAINTS = (
     ),
     Constraint(
         "shared_stages",
-        "with kv_shared a tile is held until its PV product, which follows the next tile's S: a KV group needs two stages",
+        "with kv_shared a tile is held until its PV product, which follows the next tile's S: two stages a KV group",
         lambda v: not v.kv_shared or v.kv_stage >= 2 * v.kv_groups,
     ),
     Constraint(

@@ -260,9 +260,7 @@ class Consumer:
         if const_expr(self.plan.row_blocks == 1):
             warp_group_barrier(self.index)
         else:
-            cute.arch.barrier(
-                barrier_id=BARRIER_MEET, number_of_threads=self.plan.row_blocks * WARP_GROUP_THREADS
-            )
+            cute.arch.barrier(barrier_id=BARRIER_MEET, number_of_threads=self.plan.row_blocks * WARP_GROUP_THREADS)
 
     # ---- the merge of two KV groups --------------------------------------------------------------------------------
 

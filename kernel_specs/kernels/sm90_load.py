@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr, pipeline
+from cutlass import const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from .attention.packing import rows_view
 from .attention.sequences import Sequences
-from .sm90_plan import BLOCK_ROWS, WARPS_PER_GROUP, Plan
+from .sm90_plan import WARPS_PER_GROUP, Plan
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,7 @@ def make_pipe(plan: Plan, barriers, stages: int, elements: int, sharers: int):
         barrier_storage=barriers.data_ptr(),
         num_stages=stages,
         producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-        consumer_group=pipeline.CooperativeGroup(
-            pipeline.Agent.Thread, plan.row_blocks * WARPS_PER_GROUP * sharers
-        ),
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, plan.row_blocks * WARPS_PER_GROUP * sharers),
         tx_count=elements * plan.element.width // 8,
         cta_layout_vmnk=cute.make_layout((1, sharers, 1, 1)),
         defer_sync=True,
@@ -79,7 +77,6 @@ def _keys_view(tensor, order: tuple[int, int]):
     """[outer, keys, kv_heads, d], or packed [keys, kv_heads, d], as (keys, d, kv_heads, outer), the first two in
     `order`."""
     if cute.rank(tensor) == 3:
-        keys, columns = 0, 2
         layout = cute.append(cute.select(tensor.layout, mode=[0, 2, 1]), cute.make_layout(1, stride=0))
     else:
         layout = cute.select(tensor.layout, mode=[1, 3, 2, 0])
@@ -165,9 +162,7 @@ class TileStream:
         """Start to load a located tile, or the ``part``-th of its K stages, into a stage."""
         row, outer = where
         coordinates = (None, row, outer) if self.ring.parts == 1 else (None, row, part, outer)
-        cute.copy(
-            self.atom, self.source[coordinates], self.shared[None, stage], tma_bar_ptr=barrier, **self.multicast
-        )
+        cute.copy(self.atom, self.source[coordinates], self.shared[None, stage], tma_bar_ptr=barrier, **self.multicast)
 
 
 def fill_ring(ring: Ring, streams, runs):

@@ -100,7 +100,9 @@ class Output:
         """Send a staged block; what lies past the tensor's end is dropped."""
         if cute.arch.make_warp_uniform(consumer.lane // 32) == 0:
             view = first_rows(self.plan, self.sequences, self.tma[1], self.place.batch)
-            tile = cute.local_tile(view, (self.plan.packing.tile, self.plan.pv_n_tile), (where, self.place.column_slice))
+            tile = cute.local_tile(
+                view, (self.plan.packing.tile, self.plan.pv_n_tile), (where, self.place.column_slice)
+            )
             shared, target = cpasync.tma_partition(
                 self.tma[0], 0, cute.make_layout(1), cute.group_modes(smem_o, 0, 2), cute.group_modes(tile, 0, 2)
             )
@@ -131,7 +133,11 @@ class Output:
             head, position = self._head_and_position(row, where)
             if position < queries:
                 staged = cute.local_tile(smem_o, (1, VECTOR_ELEMENTS), (row, vector))
-                start = (first_query + position, head, self.place.column_slice * plan.pv_n_tile + vector * VECTOR_ELEMENTS)
+                start = (
+                    first_query + position,
+                    head,
+                    self.place.column_slice * plan.pv_n_tile + vector * VECTOR_ELEMENTS,
+                )
                 target = cute.domain_offset(start, columns)
                 flat = cute.make_layout(VECTOR_ELEMENTS)
                 moved = cute.make_rmem_tensor(VECTOR_ELEMENTS, plan.element)
