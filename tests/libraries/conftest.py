@@ -22,8 +22,8 @@ from tunekit.store.database import Store
 from tunekit.sweep import SweepOptions, sweep
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
-BY_TORCH, BY_FAKE, ONLY_FAKE = (
-    f"{SPECS / 'library_scale.py'}:{name}" for name in ("library_scale", "library_fake", "library_only")
+BY_TORCH, BY_FAKE, ONLY_FAKE, ON_GPU = (
+    f"{SPECS / 'library_scale.py'}:{name}" for name in ("library_scale", "library_fake", "library_only", "library_gpu")
 )
 SLOW = 20_000
 """The pause, in microseconds, of a variant that must not win: more than a busy machine adds to any call."""
@@ -106,10 +106,10 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def ids(reference: str, **pauses: int) -> tuple[str, ...]:
+def ids(reference: str, arch: str = "host", **pauses: int) -> tuple[str, ...]:
     """The ids of the variants with these pauses, by implementation."""
     spec = load_spec(reference)
-    variants = expand(spec, ARCHES["host"], spec.problem({"rows": 8})).variants
+    variants = expand(spec, ARCHES[arch], spec.problem({"rows": 8})).variants
     wanted = set(pauses.items())
     return tuple(v.id for v in variants if (v.implementation, v.tunables.pause_us) in wanted)
 

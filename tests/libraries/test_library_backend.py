@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.libraries.conftest import ABSENT, BY_FAKE, BY_TORCH, PACKAGE, Install
+from tests.libraries.conftest import ABSENT, BY_FAKE, BY_TORCH, ON_GPU, PACKAGE, Install
 from tunekit import identity, space
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest, refusal
@@ -84,9 +84,8 @@ def test_the_key_covers_the_librarys_version_and_not_the_compilers(
     def keys() -> dict[str, str]:
         spec = load_spec(BY_FAKE)
         problem, arch = spec.problem({"rows": 8}), parse_arch("host")
-        return {
-            v.implementation: space.compile_key(spec, v, problem) for v in space.default_variants(spec, arch, problem)
-        }
+        defaults = space.default_variants(spec, arch, problem)
+        return {v.implementation: space.compile_key(spec, v, problem) for v in defaults}
 
     install("1.0")
     before = keys()
@@ -188,6 +187,9 @@ def test_what_list_and_explain_say_of_a_missing_library(install: Install, capsys
 def test_what_has_no_meaning_for_a_library_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     probed = said(capsys, "probe", BY_TORCH, "--implementation", "by_torch")
     assert probed.count("a library's function: nothing to trace") == 2
+    simulated = said(capsys, "simulate", ON_GPU, "--arch", "sm_90a", status=2)
+    library = f"torch {distribution_version('torch')}"
+    assert f"by_torch pause_us=0 is a function of {library}: there is no compiled kernel to simulate" in simulated
 
 
 def test_the_check_of_compile_times_leaves_libraries_out() -> None:

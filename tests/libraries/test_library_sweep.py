@@ -10,7 +10,19 @@ import pytest
 import torch
 
 import tunekit
-from tests.libraries.conftest import ABSENT, BY_FAKE, BY_TORCH, ONLY_FAKE, PACKAGE, SLOW, Cache, Install, ids, statuses
+from tests.libraries.conftest import (
+    ABSENT,
+    BY_FAKE,
+    BY_TORCH,
+    ON_GPU,
+    ONLY_FAKE,
+    PACKAGE,
+    SLOW,
+    Cache,
+    Install,
+    ids,
+    statuses,
+)
 from tunekit.errors import NoKernelError, UserError
 from tunekit.identity import distribution_version
 from tunekit.model import Level, Stage, Winner
@@ -184,6 +196,15 @@ def test_libraries_serve_what_nobody_tuned_or_compiled(cache: Cache, caplog: pyt
     assert len(caplog.records) == 1
     _, choice = served(cache, BY_TORCH, compile="allow")
     assert choice.variant.implementation == "loop"
+
+
+def test_a_library_is_not_simulated(cache: Cache) -> None:
+    """Where no GPU is, it is made once, and that is all that can be said of it."""
+    report = cache.run(ON_GPU, arch="sm_90a", verify="simulate", variants=ids(ON_GPU, arch="sm_90a", by_torch=0))
+    ((row,),) = [problem.rows for problem in report.problems]
+    assert row.outcomes[Stage.COMPILE].ok and row.status == "not_modelled"
+    library = f"torch {distribution_version('torch')}"
+    assert row.reason == f"it is a library's function ({library}): there is no PTX to simulate"
 
 
 def test_a_winner_travels_with_its_library(cache: Cache, tmp_path: Path) -> None:

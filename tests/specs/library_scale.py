@@ -51,10 +51,10 @@ def build_fake(b):
     return tunekit_fake_library.function(b.tunables.pause_us)
 
 
-def library(name, package, build, **more):
+def library(name, package, build, requires=("host",), **more):
     return Implementation(
         name=name,
-        requires={"host"},
+        requires=requires,
         backend="library",
         package=package,
         tunables=(Tunable("pause_us", PAUSES),),
@@ -99,3 +99,4 @@ FAKE = library("fake", "tunekit-fake-library", build_fake, install="tunekit[fake
 library_scale = spec("library_scale", LOOP, BY_TORCH)
 library_fake = spec("library_fake", LOOP, FAKE)
 library_only = spec("library_only", FAKE)
+library_gpu = spec("library_gpu", library("by_torch", "torch", build_torch, requires=()))

@@ -40,7 +40,7 @@ class Case:
 
 
 def cases(spec: KernelSpec, variant: Variant, problem: Values, seeds: int) -> tuple[Case, ...]:
-    """What to verify: `problem` under each seed, then each dynamic dim at each of its edges.
+    """What to verify: `problem` under each seed, then each dynamic dim at each of its edges, with what follows from it.
 
     Edges that the spec's or the variant's constraints forbid are left out.
     """
@@ -52,7 +52,7 @@ def cases(spec: KernelSpec, variant: Variant, problem: Values, seeds: int) -> tu
             if edge == problem[axis.name]:
                 continue
             try:
-                at_edge = spec.problem(problem.merged({axis.name: edge}))
+                at_edge = spec.varied(problem, {axis.name: edge})
             except SpecError:
                 continue
             if serves(spec, variant, at_edge) is None:
@@ -121,10 +121,9 @@ class Verifier:
         What the launch itself raises goes on to the caller.
         """
         to_try = cases(spec, variant, problem, seeds)
-        first = first_phase(spec.implementation(variant.implementation))
         figures = Figures()
         for case in to_try:
-            wrong = self._case(reference, spec, case, function, figures, phase, first)
+            wrong = self._case(reference, spec, variant, case, function, figures, phase)
             if wrong:
                 status, words = wrong
                 return Outcome(Stage.VERIFY, status, f"{words} [{case}]", facts=figures.values(len(to_try)))
@@ -134,22 +133,23 @@ class Verifier:
         self,
         reference: str,
         spec: KernelSpec,
+        variant: Variant,
         case: Case,
         function: Callable[..., Any],
         figures: Figures,
         phase: Phase,
-        first_phase: str,
     ) -> tuple[Status, str] | None:
         phase("prepare", f"inputs and oracle of {case}")
         inputs = draw(spec, case.problem, case.seed, self._device.torch)
-        arguments = Arguments(spec, case.problem, inputs, self._device.torch)
+        arguments = Arguments(spec, case.problem, inputs, self._device.torch, variant=variant)
         kept = self.oracle.outputs(reference, spec, case, inputs)
         wanted = {name: tensor.to(self._device.torch) for name, tensor in kept.items()}
         first: dict[str, torch.Tensor] = {}
+        first_launch = first_phase(spec.implementation(variant.implementation))
         for launch in range(1, LAUNCHES + 1):
             arguments.reset(launch)
             self._device.synchronize()
-            phase("run" if launch > 1 else first_phase, f"launch {launch} on {case}")
+            phase("run" if launch > 1 else first_launch, f"launch {launch} on {case}")
             function(*arguments.call)
             self._device.synchronize()
             phase("check", f"launch {launch} on {case}")
