@@ -131,6 +131,9 @@ def test_an_entry_that_can_not_be_used(request_for: Any, install: Install, tmp_p
     install("1.0")
     report = run(request_for(spec=BY_FAKE, implementation="fake").to_payload())
     entry = Path(report["files"]["library"])
+    install(None)
+    report = run(request_for(spec=BY_FAKE, implementation="fake").to_payload())
+    assert report["status"] == "trace_error" and report["reason"] == ABSENT
     install("1.1")
     with pytest.raises(TunekitError, match=f"was made with {PACKAGE} 1.0, and {PACKAGE} 1.1 is installed"):
         load_artifact(entry, "unused")

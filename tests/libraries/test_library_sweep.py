@@ -165,8 +165,8 @@ def test_a_winner_of_another_version_is_a_seed_and_a_labelled_fallback(
 def test_a_package_that_can_not_be_imported_is_a_failure_with_its_words(cache: Cache, install: Install) -> None:
     install("1.0", module="raise OSError('libfake.so.1: cannot open')\n")
     report = cache.run(BY_FAKE, variants=ids(BY_FAKE, loop=0, fake=0))
-    assert statuses(report) == {"loop pause_us=0": "ok", "fake pause_us=0": "trace_error"}
-    (row,) = [row for row in report.problems[0].rows if row.status == "trace_error"]
+    assert statuses(report) == {"loop pause_us=0": "ok", "fake pause_us=0": "launch_error"}
+    (row,) = [row for row in report.problems[0].rows if row.status == "launch_error"]
     assert f"fake can't be made of {PACKAGE} 1.0: OSError: libfake.so.1: cannot open" in row.reason
 
 
@@ -199,7 +199,7 @@ def test_libraries_serve_what_nobody_tuned_or_compiled(cache: Cache, caplog: pyt
 
 
 def test_a_library_is_not_simulated(cache: Cache) -> None:
-    """Where no GPU is, it is made once, and that is all that can be said of it."""
+    """Where no GPU is, nothing can be said of it but that its package is there."""
     report = cache.run(ON_GPU, arch="sm_90a", verify="simulate", variants=ids(ON_GPU, arch="sm_90a", by_torch=0))
     ((row,),) = [problem.rows for problem in report.problems]
     assert row.outcomes[Stage.COMPILE].ok and row.status == "not_modelled"

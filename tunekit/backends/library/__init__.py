@@ -1,8 +1,9 @@
 """The library backend: ``build`` returns a Python function of an installed package; nothing is compiled.
 
 The function takes the signature's arguments (torch tensors and numbers) in order and
-writes the outputs. What is kept of it is an *entry*: JSON that tells how another
-process makes the function again (see entry).
+writes the outputs. What is kept of it is an *entry*: JSON that tells how any process
+makes the function (see entry). It is made where it runs, not here: a package may take
+seconds to import, and a space has many variants.
 """
 
 from __future__ import annotations
@@ -10,22 +11,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunekit.backends import CompileReport, CompileRequest, Phase
-from tunekit.backends.library.entry import Entry, make
+from tunekit.backends.library.entry import Entry
 from tunekit.model import Status, Values
 from tunekit.spec import Build, Implementation, load_spec
-from tunekit.spec.packages import installed
+from tunekit.spec.packages import absence, installed
 
 
 def warm() -> None:
-    """Nothing: each package is imported where its function is made, by processes that may start threads."""
+    """Nothing to share: no package is imported here."""
 
 
 def compile(request: CompileRequest, implementation: Implementation, build: Build, phase: Phase) -> CompileReport:
-    """Make the function once, so that a package that can't be imported is known; keep its entry.
-
-    Phases: trace (the import and the build function), record.
-    """
-    make(implementation, build)
+    """Keep the function's entry, where its package is installed. The one phase is record."""
+    absent = absence(implementation)
+    if absent:
+        return CompileReport(Status.TRACE_ERROR, f"{implementation.name}: {absent}")
     if request.trace_only:
         return CompileReport(Status.OK)
     phase("record")
