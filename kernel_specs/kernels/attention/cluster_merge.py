@@ -22,12 +22,14 @@ QUAD = 4  # threads that hold a row of an accumulator; also the rows with anothe
 
 @dataclass(frozen=True)
 class ClusterMerge:
-    """Merges the `rows` x `columns` of ``splits`` CTAs, with ``threads`` threads of each."""
+    """Merges the `rows` x `columns` of ``splits`` CTAs, with ``threads`` threads of each. In each CTA ``groups`` warp
+    groups may hold partial results of the same rows, each in a part of its own."""
 
     rows: int
     columns: int
     splits: int
     threads: int
+    groups: int = 1
 
     @property
     def chunks(self) -> int:
@@ -38,6 +40,10 @@ class ClusterMerge:
     def turns(self) -> int:
         """Chunks that a thread merges at most."""
         return -(-self.rows * self.chunks // (self.splits * self.threads))
+
+    def part(self, pointer, group):
+        """Where a group's part begins."""
+        return pointer + group * (self.rows * (self.columns + STATISTICS))
 
     def _statistics(self, pointer):
         layout = cute.make_layout((STATISTICS, self.rows), stride=(1, STATISTICS))
@@ -81,21 +87,22 @@ class ClusterMerge:
         """Merge one chunk: (its un-normalised O, the row's raw maximum, the row's sum)."""
         chunks = cute.make_layout((VECTOR, self.chunks, self.rows), stride=(1, VECTOR, self.columns))
         ordered = chunk ^ (2 * (row % QUAD))
-        statistics = cute.make_rmem_tensor((STATISTICS, self.splits), Float32)
-        outputs = cute.make_rmem_tensor((VECTOR, self.splits), Float32)
-        for split in cutlass.range_constexpr(self.splits):
-            there = cute.arch.map_dsmem_ptr(pointer, Int32(split))
-            cute.autovec_copy(self._statistics(there)[None, row], statistics[None, split])
-            cute.autovec_copy(cute.make_tensor(there, chunks)[None, ordered, row], outputs[None, split])
+        parts = self.splits * self.groups
+        statistics = cute.make_rmem_tensor((STATISTICS, parts), Float32)
+        outputs = cute.make_rmem_tensor((VECTOR, parts), Float32)
+        for i in cutlass.range_constexpr(parts):
+            there = self.part(cute.arch.map_dsmem_ptr(pointer, Int32(i // self.groups)), i % self.groups)
+            cute.autovec_copy(self._statistics(there)[None, row], statistics[None, i])
+            cute.autovec_copy(cute.make_tensor(there, chunks)[None, ordered, row], outputs[None, i])
         maximum = statistics[0, 0]
-        for split in cutlass.range_constexpr(1, self.splits):
-            maximum = cute.arch.fmax(maximum, statistics[0, split])
+        for i in cutlass.range_constexpr(1, parts):
+            maximum = cute.arch.fmax(maximum, statistics[0, i])
         base = finite(maximum)
         total = Float32(0.0)
         values = cute.make_rmem_tensor(VECTOR, Float32)
         values.fill(0.0)
-        for split in cutlass.range_constexpr(self.splits):
-            weight = exponential(statistics[0, split], base, scale_log2)
-            total = total + weight * statistics[1, split]
-            values.store(values.load() + outputs[None, split].load() * weight)
+        for i in cutlass.range_constexpr(parts):
+            weight = exponential(statistics[0, i], base, scale_log2)
+            total = total + weight * statistics[1, i]
+            values.store(values.load() + outputs[None, i].load() * weight)
         return values, maximum, total
