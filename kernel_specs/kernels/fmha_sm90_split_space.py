@@ -72,10 +72,7 @@ CONSTRAINTS = (
         "those of every KV group",
         lambda v: v.merge != "cluster" or _exchange_fits(v),
     ),
-    *(
-        Constraint(rule.name, rule.why, lambda v, rule=rule: rule.holds(v.merged(FIXED)))
-        for rule in plain.CONSTRAINTS
-    ),
+    *(Constraint(rule.name, rule.why, lambda v, rule=rule: rule.holds(v.merged(FIXED))) for rule in plain.CONSTRAINTS),
 )
 
 _ONE = {"ctas_per_sm": 1, "kv_groups": 1}
