@@ -11,7 +11,7 @@ from cutlass.experimental.primitives import nvvm_wrapper as nvvm
 
 from ..attention.sequences import Sequences
 from . import rings, views
-from .plan import SWIZZLE_COLUMNS, WARP, Plan
+from .plan import SWIZZLE_COLUMNS, WARP, Fixed, Plan
 from .softmax import RowOfThread, Statistics, partial_row
 
 CHUNK = 8  # 16-bit elements of a 16-byte store
@@ -19,7 +19,7 @@ WORDS = 4  # float32 elements of one
 
 
 @dataclass(frozen=True)
-class Correction:
+class Correction(Fixed):
     """One warp group for all softmax groups: thread t works on the row that thread t of each of them works on."""
 
     plan: Plan
@@ -184,7 +184,7 @@ class Correction:
             if self._is_whole(work, rows):
                 offset = ((0, work.first_query + rows.first_position), 0, 0)
                 target = cute.zipped_divide(
-                    cute.domain_offset(offset, tensor), ((plan.packing.heads, plan.positions), SWIZZLE_COLUMNS)
+                    cute.domain_offset(offset, tensor), (plan.o_tile, SWIZZLE_COLUMNS)
                 )
                 source, target = cpasync.tma_partition(
                     atom, 0, cute.make_layout(1), cute.group_modes(self.o_blocks, 0, 2), target

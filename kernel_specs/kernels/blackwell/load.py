@@ -10,12 +10,12 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..attention.sequences import Sequences
 from . import rings, views
-from .plan import SWIZZLE_COLUMNS, WARP, Plan
+from .plan import GROUP, SWIZZLE_COLUMNS, Fixed, Plan
 from .work import Work
 
 
 @dataclass(frozen=True)
-class Load:
+class Load(Fixed):
     """Fills Q and the rings of K and V. `smem`: name -> blocks (row, column, block, stage); `boundary`: an mbarrier for
     each source, on which the tile with the source's last key completes, if rows past it need clearing."""
 
@@ -95,14 +95,14 @@ class Load:
 
     def _copy_second(self, name, ring, work, i, column, columns, place):
         if self.plan.problem.gather:
-            return  # the helper warps fill these stages
+            return  # the gather warps fill these stages
         tile = i - work.dense_tiles
         barrier = self._barrier(name, ring, place, tile, work.keys2, 1)
         self._copy(name + "2", barrier, work, tile * self.plan.kv_tile, work.batch, column, columns, place)
 
     def _barrier(self, name, ring, place, tile, keys, source: int):
         """Where the bytes of a tile are counted: the stage's full barrier, or the source's boundary barrier, after
-        which the helper warps clear the rows past the last key and report the stage full."""
+        which the clearing warps clear the rows past the last key and report the stage full."""
         full = ring.full(place.index)
         needs_clearing = self.plan.ragged and (name == "v" or self.plan.kv_shared)
         if not needs_clearing:
@@ -128,8 +128,8 @@ def _partition(atom, smem, source):
 
 
 @dataclass(frozen=True)
-class Clear:
-    """The helper warps where sources end within a tile: rows past the last key are set to zero before the tile is used,
+class Clear(Fixed):
+    """The clearing warps, where sources end within a tile: rows past the last key are set to zero before the tile is used,
     because 0 * NaN in the PV product would reach every row of O."""
 
     plan: Plan
@@ -140,7 +140,7 @@ class Clear:
 
     @cute.jit
     def run(self, work):
-        thread = cute.arch.thread_idx()[0] % self.plan.helper_threads
+        thread = cute.arch.thread_idx()[0] % self.plan.clear_threads
         self._clear(work, work.begin, work.first, cutlass.min(work.last, work.dense_tiles), work.keys, 0, thread)
         if const_expr(self.plan.problem.sources == 2 and not self.plan.problem.gather):
             first = cutlass.max(work.first, work.dense_tiles)
@@ -158,7 +158,7 @@ class Clear:
             cute.arch.mbarrier_wait(self.boundary + source, 0)
             zeros = cute.make_rmem_tensor(8, self.plan.element)
             zeros.fill(0)
-            for row in cutlass.range(begin + thread, self.plan.kv_tile, self.plan.helper_threads, unroll=1):
+            for row in cutlass.range(begin + thread, self.plan.kv_tile, self.plan.clear_threads, unroll=1):
                 for chunk in cutlass.range_constexpr(cute.size(self.chunks, mode=[2])):
                     cute.autovec_copy(zeros, self.chunks[row, None, chunk, stage])
             cute.arch.fence_view_async_shared()
@@ -168,8 +168,8 @@ class Clear:
 
 
 @dataclass(frozen=True)
-class Gather:
-    """The helper warps where a source is read through lists: they fill the stages of its tiles, row by row.
+class Gather(Fixed):
+    """The gather warps, where a source is read through lists: they fill the stages of its tiles, row by row.
 
     ``smem``: K's and V's memory as views.chunk_tensor. Entries of -1 become rows of zeros.
     """
@@ -183,7 +183,7 @@ class Gather:
 
     @cute.jit
     def run(self, work):
-        thread = cute.arch.thread_idx()[0] % self.plan.helper_threads
+        thread = cute.arch.thread_idx()[0] % GROUP
         k_place = self.k_ring.filler()
         v_place = self.k_ring.filler() if const_expr(self.v_ring is None) else self.v_ring.filler()
         if work.tiles > 0:
@@ -230,7 +230,7 @@ class Gather:
         plan = self.plan
         source = self.tensors[name + plan.gathered]
         lane, first_row = thread % 8, thread // 8
-        step = plan.helper_threads // 8
+        step = GROUP // 8
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(), plan.element, num_bits_per_copy=128)
         for j in cutlass.range(plan.kv_tile // step, unroll=1):
             row = first_row + j * step

@@ -10,11 +10,11 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.experimental.primitives import nvvm_wrapper as nvvm
 
 from . import rings
-from .plan import Plan
+from .plan import Fixed, Plan
 
 
 @dataclass(frozen=True)
-class Operands:
+class Operands(Fixed):
     """What the products read and write: fragments by (MMA, half, step, stage), accumulators by (MMA, half, stage)."""
 
     q: Any
@@ -26,7 +26,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Mma:
+class Mma(Fixed):
     """Issues S = Q K^T and O += P V. Its rings: K and V full, S empty, P full, O free to be added to."""
 
     plan: Plan

@@ -20,8 +20,18 @@ LANE = 1 << 16  # a lane of tensor memory, as a step of a float32 pointer; a col
 HALF_LANES = 16  # lanes of an accumulator of 64 rows in each warp's 32; its other half lies in the others
 
 
+class Fixed:
+    """Whose attributes don't change while a kernel runs: loops and branches of the trace need not carry it along."""
+
+    def __extract_mlir_values__(self):
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(Fixed):
     """One variant. `problem`: the static axes; `tunables`: the knobs."""
 
     problem: Values
@@ -58,6 +68,13 @@ class Plan:
     def gathered(self) -> str:
         """The suffix of the gathered source's arguments: "" for k and v, "2" for k2 and v2."""
         return "2" if self.problem.sources == 2 else ""
+
+    @property
+    def gathered_arguments(self) -> tuple[str, ...]:
+        """The arguments that are read through lists."""
+        if not self.problem.gather:
+            return ()
+        return tuple(name + self.gathered for name in (("k",) if self.kv_shared else ("k", "v")))
 
     @property
     def ragged(self) -> bool:
@@ -120,6 +137,21 @@ class Plan:
     def rows(self) -> int:
         """Rows that a group owns: the first ones of its tile."""
         return self.packing.heads * self.positions
+
+    @property
+    def o_tile(self) -> tuple[int, int]:
+        """The rows that a group owns as (heads, positions): a box of O."""
+        return self.packing.heads, self.positions
+
+    @property
+    def tma_o(self) -> bool:
+        """Whether O leaves through shared memory by TMA."""
+        return self.tunables.tma_o
+
+    @property
+    def mma_k(self) -> int:
+        """K of one tcgen05.mma of 16-bit operands."""
+        return 16
 
     @property
     def k_sub(self) -> int:
@@ -189,6 +221,11 @@ class Plan:
         return space.columns(self.values)
 
     @property
+    def tmem_columns(self) -> int:
+        """The columns that are allocated."""
+        return space.tmem_columns(self.values)
+
+    @property
     def p_stage(self) -> int:
         """Probability tiles of a group in flight."""
         return self.tmem.p_stage
@@ -216,29 +253,31 @@ class Plan:
         return self.mma_warp + 1
 
     @property
-    def helper_warp(self) -> int:
-        """The first of two warps that clear the rows past a source's last key, or gather listed rows."""
+    def clear_warp(self) -> int:
+        """The first of two warps that clear the rows past a source's last key."""
         return self.mma_warp + 2
 
     @property
-    def helper_threads(self) -> int:
-        """Threads of the helper warps."""
+    def clear_threads(self) -> int:
+        """Threads that clear."""
         return 2 * WARP
+
+    @property
+    def gather_warp(self) -> int:
+        """The first of four warps that copy listed rows; without a list there are none."""
+        return self.mma_warp + 4
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return (self.mma_warp + 4) * WARP
+        return space.warp_groups(self.values) * GROUP
 
     @property
-    def registers(self) -> tuple[int, int, int]:
-        """Registers of a softmax, a correction and an issue thread.
+    def launch_registers(self) -> int:
+        """Registers that every thread has at launch."""
+        return 65536 // self.threads // 8 * 8
 
-        A softmax thread holds a row of S (up to 128 registers) and of 16-bit P (up to 64); the MMA thread keeps the
-        descriptors of all k-steps (at head_dim 512 it spilt with 144); a correction thread holds 64 columns of O.
-        At launch each has an equal share of 65,536, rounded down to eights; setmaxnreg hands the same sum out anew.
-        """
-        softmax = self.tunables.softmax_registers
-        left = space.REGISTERS_PER_LANE[self.groups] - self.groups * softmax
-        correction = space.correction_registers(self.values)
-        return softmax, correction, left - correction
+    @property
+    def registers(self) -> tuple[int, int, int, int]:
+        """Registers of a softmax, a correction, an issue and a gathering thread."""
+        return space.registers(self.values)

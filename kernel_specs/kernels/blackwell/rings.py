@@ -10,9 +10,11 @@ import cutlass.cute as cute
 from cutlass import pipeline
 from cutlass.cute.nvgpu import tcgen05
 
+from .plan import Fixed
+
 
 @dataclass(frozen=True)
-class Ring:
+class Ring(Fixed):
     """``stages`` stages on the mbarriers at ``barriers`` (2 * stages: the full ones, then the empty ones), each of which
     completes after ``fills`` or ``uses`` arrivals."""
 

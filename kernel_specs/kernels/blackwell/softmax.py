@@ -10,7 +10,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.experimental.primitives import nvvm_wrapper as nvvm
 
 from . import rings, views
-from .plan import GROUP, HALF_LANES, WARP, Plan
+from .plan import GROUP, HALF_LANES, WARP, Fixed, Plan
 from .work import Work
 
 LOG2_E = math.log2(math.e)
@@ -18,7 +18,7 @@ LN_2 = math.log(2.0)
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(Fixed):
     """The factors that a softmax group hands to the correction warps, a float32 a thread, and the named barriers of
     the hand-over: by group, full and empty."""
 
@@ -28,7 +28,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class RowOfThread:
+class RowOfThread(Fixed):
     """Which row a thread of a warp group works on, and which half of an accumulator's columns it holds.
 
     At M = 128, thread t owns row t. At M = 64, rows 16 w to 16 w + 15 lie in lanes 0-15 of warp w, the first half of
@@ -49,7 +49,7 @@ class RowOfThread:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Fixed):
     """Turns each S into P. A row's statistics are relative to its `base`: the raw maximum that its exponentials are
     relative to, which follows the row's maximum at once (threshold 0), or when that has grown by more than `threshold`
     powers of two: the probabilities are then at most 2**threshold, and O needs a rescale less often."""

@@ -11,7 +11,7 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from .plan import GROUP, HALF_LANES, LANE, SWIZZLE_COLUMNS, Plan
+from .plan import GROUP, HALF_LANES, LANE, SWIZZLE_COLUMNS, Fixed, Plan
 
 # The columns that one tcgen05.ld or .st of a warp moves (32 lanes x 32 columns).
 COPY_COLUMNS = 32
@@ -27,10 +27,10 @@ def block_layout(rows: int):
     return cute.make_composed_layout(swizzle(), 0, cute.make_layout((rows, SWIZZLE_COLUMNS), stride=(SWIZZLE_COLUMNS, 1)))
 
 
-def block_tensor(storage, rows: int, columns: int, stages: int, stage_elements: int):
-    """Shared memory as (row, column in block, block, stage)."""
+def block_tensor(storage, rows: int, columns: int, stages: int, stage_elements: int, box_rows: int | None = None):
+    """Shared memory as (row, column in block, block, stage); of each block the first `box_rows` rows, if not all."""
     layout = cute.make_layout(
-        (rows, SWIZZLE_COLUMNS, columns // SWIZZLE_COLUMNS, stages),
+        (box_rows or rows, SWIZZLE_COLUMNS, columns // SWIZZLE_COLUMNS, stages),
         stride=(SWIZZLE_COLUMNS, 1, rows * SWIZZLE_COLUMNS, stage_elements),
     )
     return storage.get_tensor(layout, swizzle=swizzle())
@@ -56,7 +56,7 @@ def plain_chunks(storage, rows: int, columns: int, stages: int, stage_elements: 
     return storage.get_tensor(layout)
 
 
-class Products:
+class Products(Fixed):
     """The two products of a plan as tiled MMAs, and their operands in shared memory."""
 
     def __init__(self, plan: Plan):
@@ -133,7 +133,7 @@ class Products:
         return cute.make_tensor(pointer, cute.append(fragment.layout, stages))
 
 
-class ThreadColumns:
+class ThreadColumns(Fixed):
     """Tensor memory as a thread of a warp group sees it: its lane's 32-bit columns.
 
     Load and store are tiled over the same tensor, so that a register goes back to the cell from which it came: a load
