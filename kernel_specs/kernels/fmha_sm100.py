@@ -133,7 +133,9 @@ class FmhaForwardSm100:
         """The layout of shared memory: what space.smem_terms adds up."""
         plan = self.plan
         element, stages = plan.element, plan.groups
-        k_count, v_count = 2 * plan.kv_stage, 0 if plan.kv_shared else 2 * plan.kv_stage
+        kv_count = 2 * plan.kv_stage
+        # The ring that V lies in has a boundary barrier for each source.
+        k_count, v_count = (kv_count + 2, 0) if plan.kv_shared else (kv_count, kv_count + 2)
         v_elements = 0 if plan.kv_shared else plan.kv_stage * plan.kv_tile * plan.pv_n_tile
         p_elements = stages * plan.p_stage * plan.m_tile * plan.kv_tile if plan.smem_p else 0
 
@@ -145,7 +147,6 @@ class FmhaForwardSm100:
             s_barriers: cute.struct.MemRange[Int64, 2 * stages * plan.s_stage]
             p_barriers: cute.struct.MemRange[Int64, 2 * stages * plan.p_stage]
             o_barriers: cute.struct.MemRange[Int64, 2 * stages]
-            boundary_barriers: cute.struct.MemRange[Int64, 2]
             tmem_base: Int32
             factors: cute.struct.MemRange[Float32, stages * GROUP]
             # Q, and after the last QK product the O tile on its way out.
@@ -170,19 +171,17 @@ class FmhaForwardSm100:
                 cpasync.prefetch_descriptor(atom)
         storage = SmemAllocator().allocate(self._storage())
         q_full = storage.q_barrier.data_ptr()
-        boundary = storage.boundary_barriers.data_ptr()
         groups = plan.groups
-        k_ring = rings.Ring(storage.k_barriers.data_ptr(), plan.kv_stage)
+        k_ring = rings.Ring(storage.k_barriers.data_ptr(), plan.kv_stage, boundaries=2 * plan.kv_shared)
         v_ring = None
         if const_expr(not plan.kv_shared):
-            v_ring = rings.Ring(storage.v_barriers.data_ptr(), plan.kv_stage)
+            v_ring = rings.Ring(storage.v_barriers.data_ptr(), plan.kv_stage, boundaries=2)
         s_ring = rings.Ring(storage.s_barriers.data_ptr(), groups * plan.s_stage, uses=GROUP)
         p_ring = rings.Ring(storage.p_barriers.data_ptr(), groups * plan.p_stage, fills=GROUP)
         o_ring = rings.Ring(storage.o_barriers.data_ptr(), groups, uses=GROUP)
         if warp == plan.mma_warp:
             with cute.arch.elect_one():
-                for barrier in (q_full, boundary, boundary + 1):
-                    cute.arch.mbarrier_init(barrier, 1)
+                cute.arch.mbarrier_init(q_full, 1)
                 for ring in (k_ring, v_ring, s_ring, p_ring, o_ring):
                     if const_expr(ring is not None):
                         ring.initialise()
@@ -235,14 +234,14 @@ class FmhaForwardSm100:
         if warp >= plan.mma_warp and warp < plan.gather_warp:
             _set_registers(issue_registers, plan)
             if warp == plan.load_warp:
-                Load(plan, sequences, tma, self._kv_blocks(storage), q_full, k_ring, v_ring, boundary).run(work)
+                Load(plan, sequences, tma, self._kv_blocks(storage), q_full, k_ring, v_ring).run(work)
             if warp == plan.mma_warp:
                 self._multiply(storage, self._tmem_pointer(tmem), q_full, (k_ring, v_ring, s_ring, p_ring, o_ring), work)
             if const_expr(plan.ragged and plan.dense):
                 if warp >= plan.clear_warp:
                     name, ring = ("k", k_ring) if plan.kv_shared else ("v", v_ring)
                     chunks = self._kv(storage, views.plain_chunks)[name]
-                    Clear(plan, ring, chunks, boundary, self.clear_barrier).run(work)
+                    Clear(plan, ring, chunks, self.clear_barrier).run(work)
 
         if const_expr(plan.problem.gather):
             if warp >= plan.gather_warp:

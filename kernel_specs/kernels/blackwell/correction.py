@@ -156,7 +156,7 @@ class Correction(Fixed):
         at = (self.sequences.batch_mode(work.batch), position, head, None)
         if const_expr(self.plan.problem.varlen):
             at = (work.first_query + position, head, None)
-        column = work.pv_slice * self.plan.pv_n_tile + block * SWIZZLE_COLUMNS
+        column = cute.assume(work.column + block * SWIZZLE_COLUMNS, divby=SWIZZLE_COLUMNS)
         target = cute.flat_divide(cute.domain_offset((column,), self.tensors["o"][at]), (CHUNK,))
         chunks = cute.flat_divide(rounded, (CHUNK,))
         for chunk in cutlass.range_constexpr(SWIZZLE_COLUMNS // CHUNK):
@@ -166,7 +166,7 @@ class Correction(Fixed):
     def _store_partial(self, part, work, head, position, block):
         """64 float32 columns of a row to the workspace."""
         row = partial_row(self.plan, self.tensors, work, head, position)
-        column = work.pv_slice * self.plan.pv_n_tile + block * SWIZZLE_COLUMNS
+        column = cute.assume(work.column + block * SWIZZLE_COLUMNS, divby=SWIZZLE_COLUMNS)
         target = self.tensors["partial_outputs"][None, row, work.split]
         target = cute.flat_divide(cute.domain_offset((column,), target), (WORDS,))
         chunks = cute.flat_divide(part, (WORDS,))

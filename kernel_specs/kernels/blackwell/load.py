@@ -5,19 +5,17 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..attention.sequences import Sequences
 from . import rings, views
 from .plan import GROUP, SWIZZLE_COLUMNS, Fixed, Plan
-from .work import Work
 
 
 @dataclass(frozen=True)
 class Load(Fixed):
-    """Fills Q and the rings of K and V. `smem`: name -> blocks (row, column, block, stage); `boundary`: an mbarrier for
-    each source, on which the tile with the source's last key completes, if rows past it need clearing."""
+    """Fills Q and the rings of K and V. `smem`: name -> blocks (row, column, block, stage)."""
 
     plan: Plan
     sequences: Sequences
@@ -26,7 +24,6 @@ class Load(Fixed):
     q_full: Any
     k_ring: rings.Ring
     v_ring: rings.Ring | None
-    boundary: Any
 
     @cute.jit
     def run(self, work):
@@ -69,8 +66,7 @@ class Load(Fixed):
     def _load_v(self, work, i, place):
         """The CTA's columns of tile i of V, if V is not K."""
         if const_expr(self.v_ring is not None):
-            column = work.pv_slice * self.plan.pv_n_tile
-            place = self._load_stage("v", self.v_ring, work, i, column, self.plan.pv_n_tile, place)
+            place = self._load_stage("v", self.v_ring, work, i, work.column, self.plan.pv_n_tile, place)
         return place
 
     @cute.jit
@@ -103,12 +99,11 @@ class Load(Fixed):
     def _barrier(self, name, ring, place, tile, keys, source: int):
         """Where the bytes of a tile are counted: the stage's full barrier, or the source's boundary barrier, after
         which the clearing warps clear the rows past the last key and report the stage full."""
-        full = ring.full(place.index)
         needs_clearing = self.plan.ragged and (name == "v" or self.plan.kv_shared)
         if not needs_clearing:
-            return full
-        past_end = Int32((tile + 1) * self.plan.kv_tile > keys)
-        return full + past_end * (self.boundary - ring.barriers + source - place.index)
+            return ring.full(place.index)
+        past_end = Boolean((tile + 1) * self.plan.kv_tile > keys)
+        return ring.barriers + _select(past_end, ring.boundary_at(source), place.index)
 
     def _copy(self, name, barrier, work, row, outer, column, columns, place):
         rings.expect(barrier, self.plan.kv_tile * columns * 2)
@@ -127,6 +122,11 @@ def _partition(atom, smem, source):
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), source)
 
 
+@cute.jit
+def _select(condition, yes, no):
+    return Int32(yes) if condition else Int32(no)
+
+
 @dataclass(frozen=True)
 class Clear(Fixed):
     """The clearing warps, where sources end within a tile: rows past the last key are set to zero before the tile is used,
@@ -135,7 +135,6 @@ class Clear(Fixed):
     plan: Plan
     ring: rings.Ring  # V's, or K's if that is V too
     chunks: Any  # the ring's memory: views.plain_chunks
-    boundary: Any
     done: Any  # a named barrier of the helper threads
 
     @cute.jit
@@ -155,7 +154,7 @@ class Clear(Fixed):
         begin = keys - tile * self.plan.kv_tile
         if begin > 0 and i >= first and i < last:
             stage = (i - work.first) % self.plan.kv_stage
-            cute.arch.mbarrier_wait(self.boundary + source, 0)
+            cute.arch.mbarrier_wait(self.ring.boundary(source), 0)
             zeros = cute.make_rmem_tensor(8, self.plan.element)
             zeros.fill(0)
             for row in cutlass.range(begin + thread, self.plan.kv_tile, self.plan.clear_threads, unroll=1):
@@ -203,8 +202,7 @@ class Gather(Fixed):
     @cute.jit
     def _fill_v(self, work, i, place, thread):
         if const_expr(self.v_ring is not None):
-            column = work.pv_slice * self.plan.pv_n_tile
-            place = self._fill_stage("v", self.v_ring, work, i, column, self.plan.pv_n_tile, place, thread)
+            place = self._fill_stage("v", self.v_ring, work, i, work.column, self.plan.pv_n_tile, place, thread)
         return place
 
     @cute.jit
@@ -246,11 +244,12 @@ class Gather(Fixed):
     @cute.jit
     def _copy_chunk(self, atom, source, target, found):
         """16 bytes of a listed row, or zeros."""
-        predicate = cute.make_rmem_tensor(1, Boolean)
-        predicate[0] = found
-        cute.copy(atom, cute.append_ones(source), cute.append_ones(target), pred=predicate)
-        if not found:
-            target.fill(0)
+        if found:
+            cute.copy(atom, source, target)
+        else:
+            zeros = cute.make_rmem_tensor(8, self.plan.element)
+            zeros.fill(0)
+            cute.autovec_copy(zeros, target)
 
     @cute.jit
     def _entry(self, work, place):

@@ -16,18 +16,23 @@ from .plan import Fixed
 @dataclass(frozen=True)
 class Ring(Fixed):
     """``stages`` stages on the mbarriers at ``barriers`` (2 * stages: the full ones, then the empty ones), each of which
-    completes after ``fills`` or ``uses`` arrivals."""
+    completes after ``fills`` or ``uses`` arrivals. After them come ``boundaries`` more: where a source's last tile is
+    first put right, its bytes are counted on one of those, and the stage is reported full afterwards."""
 
     barriers: cute.Pointer
     stages: int
     fills: int = 1
     uses: int = 1
+    boundaries: int = 0
 
     def initialise(self):
         """By one thread, before anyone waits."""
         for i in range(self.stages):
             cute.arch.mbarrier_init(self.full(i), self.fills)
             cute.arch.mbarrier_init(self.empty(i), self.uses)
+
+        for i in range(self.boundaries):
+            cute.arch.mbarrier_init(self.boundary(i), 1)
 
     def filler(self):
         """Where a filling role starts: every stage is empty."""
@@ -44,6 +49,14 @@ class Ring(Fixed):
     def empty(self, index):
         """The mbarrier that says that stage `index` is empty."""
         return self.barriers + self.stages + index
+
+    def boundary_at(self, source: int) -> int:
+        """Which of ``barriers`` counts the bytes of the source's last tile."""
+        return 2 * self.stages + source
+
+    def boundary(self, source: int):
+        """That mbarrier."""
+        return self.barriers + self.boundary_at(source)
 
     def wait_full(self, place):
         cute.arch.mbarrier_wait(self.full(place.index), place.phase)

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from ..attention.sequences import Sequences
-from .plan import Plan
+from .plan import SWIZZLE_COLUMNS, Plan
 
 
 class Rows(NamedTuple):
@@ -25,6 +25,7 @@ class Work(NamedTuple):
     batch: Int32
     kv_head: Int32
     pv_slice: Int32
+    column: Int32  # the first of the CTA's columns of V and O
     split: Int32
     rows: tuple[Rows, ...]
     queries: Int32
@@ -90,6 +91,7 @@ def find_work(plan: cutlass.Constexpr, sequences: cutlass.Constexpr, left, right
         batch=batch,
         kv_head=y // plan.slices,
         pv_slice=y % plan.slices,
+        column=cute.assume(y % plan.slices * plan.pv_n_tile, divby=SWIZZLE_COLUMNS),
         split=split,
         rows=rows,
         queries=queries,
