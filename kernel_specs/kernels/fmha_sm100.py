@@ -31,7 +31,6 @@ flight; `smem_p` PV reads P from SMEM or TMEM; `rescale_threshold` powers of two
 O is rescaled; `tma_o` O leaves through SMEM by TMA, or from registers; `num_splits`; `softmax_registers` a thread.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync
@@ -40,22 +39,24 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 
 from tunekit.model import Values
 
+from . import sm100_rings as rings
+from . import sm100_views as views
 from .attention.arguments import by_name
 from .attention.merge import Combine, partial_outputs, partial_statistics
 from .attention.packing import rows_view
 from .attention.sequences import Sequences
-from .blackwell import rings, views
-from .blackwell.correction import Correction
-from .blackwell.load import Clear, Gather, Load
-from .blackwell.mma import Mma, Operands
-from .blackwell.plan import GROUP, SWIZZLE_COLUMNS, WARP, Plan
-from .blackwell.softmax import Softmax, Statistics
-from .blackwell.work import find_work, grid
+from .sm100_correction import Correction
+from .sm100_load import Clear, Gather, Load
+from .sm100_mma import Mma, Operands
+from .sm100_plan import GROUP, SWIZZLE_COLUMNS, WARP, Plan
+from .sm100_softmax import Softmax, Statistics
+from .sm100_work import find_work, grid
 
 BUFFER_ALIGN_BYTES = 1024
 # The tensors that are read or written through pointers; K and V go by TMA, but for a gathered source.
 BY_POINTER = (
-    "q k k2 lengths lengths2 indices page_table cu_seqlens_q cu_seqlens_k sink o lse row_max workspace".split()
+    *("q", "k", "k2", "lengths", "lengths2", "indices", "page_table", "cu_seqlens_q", "cu_seqlens_k", "sink"),
+    *("o", "lse", "row_max", "workspace"),
 )
 
 
@@ -236,7 +237,8 @@ class FmhaForwardSm100:
             if warp == plan.load_warp:
                 Load(plan, sequences, tma, self._kv_blocks(storage), q_full, k_ring, v_ring).run(work)
             if warp == plan.mma_warp:
-                self._multiply(storage, self._tmem_pointer(tmem), q_full, (k_ring, v_ring, s_ring, p_ring, o_ring), work)
+                all_rings = (k_ring, v_ring, s_ring, p_ring, o_ring)
+                self._multiply(storage, self._tmem_pointer(tmem), q_full, all_rings, work)
             if const_expr(plan.ragged and plan.dense):
                 if warp >= plan.clear_warp:
                     name, ring = ("k", k_ring) if plan.kv_shared else ("v", v_ring)

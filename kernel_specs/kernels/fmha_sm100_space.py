@@ -32,7 +32,7 @@ TUNABLES = (
     Tunable("rescale_threshold", (0, 8)),
     Tunable("tma_o", (True, False)),
     Tunable("num_splits", (1, 2, 4, 8, 16)),
-    Tunable("softmax_registers", (184, 168)),
+    Tunable("softmax_registers", (184, 168, 200)),
 )
 
 
@@ -132,6 +132,11 @@ def workspace(v: Values, arch: Arch) -> int:
     return elements(tokens * v.heads, v.num_splits, v.head_dim_v)
 
 
+def _keys(v: Values) -> int:
+    """Keys or entries of all sources."""
+    return (0 if v.gather and v.sources == 1 else v.s_k) + (v.top_k or v.s_k2)
+
+
 CONSTRAINTS = (
     Constraint(
         "pv_divides",
@@ -165,8 +170,8 @@ CONSTRAINTS = (
     ),
     Constraint(
         "sub_tiles",
-        "k_sub splits K alone, at head_dim 256 or 512 and one row group: narrower tiles fit, and a shared tile is V too",
-        lambda v: v.k_sub == 1 or (v.head_dim >= 256 and not v.kv_shared and v.row_groups == 1),
+        "k_sub splits K alone, at head_dim 512 and one row group: narrower tiles fit, and a shared tile is V too",
+        lambda v: v.k_sub == 1 or (v.head_dim == 512 and not v.kv_shared and v.row_groups == 1),
     ),
     Constraint(
         "page_tiles",
@@ -184,9 +189,29 @@ CONSTRAINTS = (
         lambda v: v.num_splits == 1 or v.row_groups == 1,
     ),
     Constraint(
-        "score_columns",
-        "a softmax thread with a whole row of 128 scores needs 184 registers, with fewer 168 will do",
-        lambda v: (v.softmax_registers == 184) == (v.kv_tile // halves(v) == 128),
+        "split_tiles",
+        "num_splits must leave each CTA a KV tile: at most one split a tile of the visible keys",
+        lambda v: v.num_splits == 1 or v.num_splits * v.kv_tile <= _keys(v),
+    ),
+    Constraint(
+        "score_registers",
+        "a softmax thread needs 184 registers or more for a row of 128 scores, and 168 for half of them",
+        lambda v: (v.softmax_registers == 168) == (v.kv_tile // halves(v) < 128),
+    ),
+    Constraint(
+        "score_stages",
+        "with one score tile the tensor core waits: s_stage=1 is for two row groups, or O of 256 TMEM columns",
+        lambda v: v.s_stage == 2 or v.row_groups == 2 or v.pv_n_tile // halves(v) == 256,
+    ),
+    Constraint(
+        "kv_stages",
+        "with one stage of K and V the tensor core waits: kv_stage=1 is for where two may not fit: head_dim 256, 512",
+        lambda v: v.kv_stage > 1 or v.head_dim >= 256,
+    ),
+    Constraint(
+        "two_group_registers",
+        "two softmax groups share the 512 registers of four lanes with the others: at most 184 a thread",
+        lambda v: v.row_groups == 1 or v.softmax_registers <= 184,
     ),
 )
 

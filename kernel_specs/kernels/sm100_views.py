@@ -5,13 +5,12 @@ in the 128-byte swizzle. That is what a TMA box of (rows, 64) writes. The K-majo
 one (V, whose N is its columns) read the very same bytes, so a tile of K serves as V too; tests check the layouts.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from .plan import GROUP, HALF_LANES, LANE, SWIZZLE_COLUMNS, Fixed, Plan
+from .sm100_plan import GROUP, HALF_LANES, LANE, SWIZZLE_COLUMNS, Fixed, Plan
 
 # The columns that one tcgen05.ld or .st of a warp moves (32 lanes x 32 columns).
 COPY_COLUMNS = 32
@@ -24,7 +23,8 @@ def swizzle():
 
 def block_layout(rows: int):
     """(row, column) of a block, for a TMA atom."""
-    return cute.make_composed_layout(swizzle(), 0, cute.make_layout((rows, SWIZZLE_COLUMNS), stride=(SWIZZLE_COLUMNS, 1)))
+    rows_by_columns = cute.make_layout((rows, SWIZZLE_COLUMNS), stride=(SWIZZLE_COLUMNS, 1))
+    return cute.make_composed_layout(swizzle(), 0, rows_by_columns)
 
 
 def block_tensor(storage, rows: int, columns: int, stages: int, stage_elements: int, box_rows: int | None = None):
@@ -161,16 +161,15 @@ class ThreadColumns(Fixed):
         """The thread's `count` columns from `column` on, as a flat float32 fragment; wait before the use."""
         registers = cute.make_rmem_tensor(count, Float32)
         for i in range(count // COPY_COLUMNS):
-            part = self._part(registers, i)
-            cute.copy(self._load, self._load.get_slice(self.thread).partition_S(self._tile(column + i * COPY_COLUMNS)), part)
+            source = self._load.get_slice(self.thread).partition_S(self._tile(column + i * COPY_COLUMNS))
+            cute.copy(self._load, source, self._part(registers, i))
         return registers
 
     def store(self, registers, column):
         """Write a flat 32-bit fragment to the thread's columns from `column` on; fence before others read."""
         for i in range(cute.size(registers) // COPY_COLUMNS):
-            part = self._part(registers, i)
             target = self._store.get_slice(self.thread).partition_D(self._tile(column + i * COPY_COLUMNS))
-            cute.copy(self._store, part, target)
+            cute.copy(self._store, self._part(registers, i), target)
 
     def _part(self, registers, i: int):
         return cute.make_tensor(registers.iterator + i * COPY_COLUMNS, cute.make_layout(self._shape))

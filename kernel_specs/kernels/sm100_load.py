@@ -8,9 +8,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from ..attention.sequences import Sequences
-from . import rings, views
-from .plan import GROUP, SWIZZLE_COLUMNS, Fixed, Plan
+from . import sm100_rings as rings
+from .attention.sequences import Sequences
+from .sm100_plan import GROUP, SWIZZLE_COLUMNS, Fixed, Plan
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def _select(condition, yes, no):
 
 @dataclass(frozen=True)
 class Clear(Fixed):
-    """The clearing warps, where sources end within a tile: rows past the last key are set to zero before the tile is used,
-    because 0 * NaN in the PV product would reach every row of O."""
+    """The clearing warps, where sources end within a tile: rows past the last key are set to zero before the tile is
+    used, because 0 * NaN in the PV product would reach every row of O."""
 
     plan: Plan
     ring: rings.Ring  # V's, or K's if that is V too
@@ -206,9 +206,7 @@ class Gather(Fixed):
         return place
 
     @cute.jit
-    def _fill_stage(
-        self, name: cutlass.Constexpr, ring, work, i, column, columns: cutlass.Constexpr, place, thread
-    ):
+    def _fill_stage(self, name: cutlass.Constexpr, ring, work, i, column, columns: cutlass.Constexpr, place, thread):
         """Wait through the load warp's stages too, so that no phase of a barrier is missed; fill the gathered ones."""
         ring.wait_empty(place)
         if i >= work.dense_tiles:
@@ -237,9 +235,8 @@ class Gather(Fixed):
             place_in_source = (work.batch, cutlass.max(listed, 0), work.kv_head, None)
             chunks = cute.flat_divide(cute.domain_offset((column,), source[place_in_source]), (8,))
             for block in cutlass.range_constexpr(columns // SWIZZLE_COLUMNS):
-                self._copy_chunk(
-                    atom, chunks[None, block * 8 + lane], self.smem[name][row, None, block * 8 + lane, place.index], found
-                )
+                chunk = block * 8 + lane
+                self._copy_chunk(atom, chunks[None, chunk], self.smem[name][row, None, chunk, place.index], found)
 
     @cute.jit
     def _copy_chunk(self, atom, source, target, found):

@@ -10,14 +10,14 @@ import cutlass.cute as cute
 from cutlass import pipeline
 from cutlass.cute.nvgpu import tcgen05
 
-from .plan import Fixed
+from .sm100_plan import Fixed
 
 
 @dataclass(frozen=True)
 class Ring(Fixed):
-    """``stages`` stages on the mbarriers at ``barriers`` (2 * stages: the full ones, then the empty ones), each of which
-    completes after ``fills`` or ``uses`` arrivals. After them come ``boundaries`` more: where a source's last tile is
-    first put right, its bytes are counted on one of those, and the stage is reported full afterwards."""
+    """``stages`` stages on the mbarriers at ``barriers`` (2 * stages: the full ones, then the empty ones), each of
+    which completes after ``fills`` or ``uses`` arrivals. After them come ``boundaries`` more: where a source's last
+    tile is put right before its use, its bytes are counted on one of those, and the stage is reported full later."""
 
     barriers: cute.Pointer
     stages: int

@@ -9,10 +9,11 @@ from cutlass import Boolean, Float32, const_expr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.experimental.primitives import nvvm_wrapper as nvvm
 
-from ..attention.sequences import Sequences
-from . import rings, views
-from .plan import SWIZZLE_COLUMNS, WARP, Fixed, Plan
-from .softmax import RowOfThread, Statistics, partial_row
+from . import sm100_rings as rings
+from . import sm100_views as views
+from .attention.sequences import Sequences
+from .sm100_plan import SWIZZLE_COLUMNS, WARP, Fixed, Plan
+from .sm100_softmax import RowOfThread, Statistics, partial_row
 
 CHUNK = 8  # 16-bit elements of a 16-byte store
 WORDS = 4  # float32 elements of one
@@ -183,9 +184,7 @@ class Correction(Fixed):
             rows = work.rows[group]
             if self._is_whole(work, rows):
                 offset = ((0, work.first_query + rows.first_position), 0, 0)
-                target = cute.zipped_divide(
-                    cute.domain_offset(offset, tensor), (plan.o_tile, SWIZZLE_COLUMNS)
-                )
+                target = cute.zipped_divide(cute.domain_offset(offset, tensor), (plan.o_tile, SWIZZLE_COLUMNS))
                 source, target = cpasync.tma_partition(
                     atom, 0, cute.make_layout(1), cute.group_modes(self.o_blocks, 0, 2), target
                 )

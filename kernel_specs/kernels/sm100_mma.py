@@ -9,8 +9,8 @@ from cutlass import Boolean, const_expr
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.experimental.primitives import nvvm_wrapper as nvvm
 
-from . import rings
-from .plan import Fixed, Plan
+from . import sm100_rings as rings
+from .sm100_plan import Fixed, Plan
 
 
 @dataclass(frozen=True)

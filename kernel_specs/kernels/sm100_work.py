@@ -6,8 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from ..attention.sequences import Sequences
-from .plan import SWIZZLE_COLUMNS, Plan
+from .sm100_plan import SWIZZLE_COLUMNS, Plan
 
 
 class Rows(NamedTuple):

@@ -9,9 +9,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.experimental.primitives import nvvm_wrapper as nvvm
 
-from . import rings, views
-from .plan import GROUP, HALF_LANES, WARP, Fixed, Plan
-from .work import Work
+from . import sm100_rings as rings
+from . import sm100_views as views
+from .sm100_plan import GROUP, HALF_LANES, WARP, Fixed, Plan
+from .sm100_work import Work
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)

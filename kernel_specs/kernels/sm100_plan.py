@@ -1,6 +1,6 @@
 """What a variant of the Blackwell attention kernel is, before anything runs: tiles, stages, columns, warps, registers.
 
-The arithmetic that a search needs too (tensor memory, shared memory) is in ../fmha_sm100_space.py.
+The arithmetic that a search needs too (tensor memory, shared memory) is in fmha_sm100_space.py.
 """
 
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from functools import cached_property
 
 from tunekit.model import Values
 
-from .. import fmha_sm100_space as space
-from ..attention.arguments import element_type
-from ..attention.mask import Mask
-from ..attention.packing import Packing
+from . import fmha_sm100_space as space
+from .attention.arguments import element_type
+from .attention.mask import Mask
+from .attention.packing import Packing
 
 WARP = 32
 GROUP = 128  # threads of a warp group: one for each lane of tensor memory
