@@ -27,7 +27,7 @@ it, leave un-normalised partial results in the workspace, and a second kernel me
 
 Tunables: `m_tile`, `row_groups`, `pv_n_tile` (head_dim_v / pv_n_tile CTAs repeat QK and softmax), `kv_tile` keys in a
 tile, `kv_stage` tiles of K, and of V, in flight; `k_sub` stages that a tile of K takes; `s_stage` score tiles in
-flight; `smem_p` PV reads P from SMEM or TMEM; `rescale_threshold` powers of two that a row's maximum may grow by before
+flight; `smem_p` PV reads P from SMEM or TMEM; `rescale_log2` powers of two that a row's maximum may grow by before
 O is rescaled; `tma_o` O leaves through SMEM by TMA, or from registers; `num_splits`; `softmax_registers` a thread.
 """
 

@@ -29,10 +29,10 @@ TUNABLES = (
     Tunable("k_sub", (1, 2)),
     Tunable("s_stage", (2, 1)),
     Tunable("smem_p", (False, True)),
-    Tunable("rescale_threshold", (0, 8)),
+    Tunable("rescale_log2", (0, 8)),
     Tunable("tma_o", (True, False)),
-    Tunable("num_splits", (1, 2, 4, 8, 16)),
-    Tunable("softmax_registers", (184, 168, 200)),
+    Tunable("num_splits", (1, 2, 4, 8)),
+    Tunable("softmax_registers", (184, 200)),
 )
 
 
@@ -195,8 +195,8 @@ CONSTRAINTS = (
     ),
     Constraint(
         "score_registers",
-        "a softmax thread needs 184 registers or more for a row of 128 scores, and 168 for half of them",
-        lambda v: (v.softmax_registers == 168) == (v.kv_tile // halves(v) < 128),
+        "more than 184 registers are for the threads of one softmax group that hold a row of 128 scores",
+        lambda v: v.softmax_registers == 184 or (v.row_groups == 1 and v.kv_tile // halves(v) == 128),
     ),
     Constraint(
         "score_stages",
@@ -207,11 +207,6 @@ CONSTRAINTS = (
         "kv_stages",
         "with one stage of K and V the tensor core waits: kv_stage=1 is for where two may not fit: head_dim 256, 512",
         lambda v: v.kv_stage > 1 or v.head_dim >= 256,
-    ),
-    Constraint(
-        "two_group_registers",
-        "two softmax groups share the 512 registers of four lanes with the others: at most 184 a thread",
-        lambda v: v.row_groups == 1 or v.softmax_registers <= 184,
     ),
 )
 
@@ -224,18 +219,17 @@ BASE = {
     "k_sub": 1,
     "s_stage": 2,
     "smem_p": False,
-    "rescale_threshold": 8,
+    "rescale_log2": 8,
     "tma_o": True,
     "num_splits": 1,
     "softmax_registers": 184,
 }
-NARROW = {"kv_tile": 64, "softmax_registers": 168}
 DEFAULTS = (
     {**BASE, "pv_n_tile": 128},
     {**BASE, "pv_n_tile": 64},
-    {**BASE, **NARROW, "pv_n_tile": 128},
-    {**BASE, **NARROW, "pv_n_tile": 128, "kv_stage": 1},
-    {**BASE, **NARROW, "pv_n_tile": 64, "kv_stage": 1},
+    {**BASE, "kv_tile": 64, "pv_n_tile": 128},
+    {**BASE, "kv_tile": 64, "pv_n_tile": 128, "kv_stage": 1},
+    {**BASE, "kv_tile": 64, "pv_n_tile": 64, "kv_stage": 1},
 )
 
 

@@ -179,10 +179,10 @@ class Softmax(Fixed):
     def _follow(self, peak, base, scale_log2):
         """(the base for this tile, the factor that brings O and the row sum to it)."""
         moved = peak
-        if const_expr(self.plan.tunables.rescale_threshold > 0):
+        if const_expr(self.plan.tunables.rescale_log2 > 0):
             # -inf - -inf is NaN, which is not greater: the base of a row without keys stays.
             grown = (peak - base) * scale_log2
-            moved = peak if grown > Float32(self.plan.tunables.rescale_threshold) else base
+            moved = peak if grown > Float32(self.plan.tunables.rescale_log2) else base
         factor = cute.math.exp2((base - _or_zero(moved)) * scale_log2, fastmath=True)
         return moved, Float32(1.0) if moved == base else factor
 
