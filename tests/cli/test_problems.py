@@ -99,8 +99,9 @@ def test_without_a_problem_the_examples_are_meant(spec):
     [
         '{"rows": 8, "count": 2}\n\n{"rows": 9, "cols": 128, "count": 5}\n{"rows": 8}\n',
         '[{"rows": 8, "count": 2},\n {"rows": 9, "cols": 128, "count": 5}, {"rows": 8}]',
+        '# two problems\n{"rows": 8, "count": 2}\n  # the second:\n{"rows": 9, "cols": 128, "count": 5}\n',
     ],
-    ids=["lines", "list"],
+    ids=["lines", "list", "comments"],
 )
 def test_a_workload_is_its_distinct_problems_most_frequent_first(spec, tmp_path, text):
     path = tmp_path / "w.jsonl"
@@ -115,6 +116,7 @@ def test_a_workload_is_its_distinct_problems_most_frequent_first(spec, tmp_path,
     ("text", "line", "said"),
     [
         ('{"rows": 8}\n{"rows": }\n', 2, "not JSON"),
+        ('# 8 rows:\n\n{"rows": 8} # 8\n', 3, "not JSON"),
         ('[{"rows": 8},\n{"rows": }]', 2, "not JSON"),
         ('{"rows": 8}\n[1, 2]\n', 2, "no object"),
         ('[{"rows": 8},\n\n3]', 3, "no object"),
@@ -153,6 +155,16 @@ def test_a_byte_order_mark_is_no_part_of_a_workload(spec, tmp_path):
     path = tmp_path / "w.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"rows": 8}\n')
     assert [values.rows for values in problems.problems(spec, (), path)] == [8]
+
+
+def test_a_bare_name_is_a_file_here_or_a_workload_that_ships(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no file lama-gqa: .*did you mean llama-gqa\? \(known: dsv4-flash, dsv4-pro"):
+        problems.problems(spec, (), Path("lama-gqa"))
+    with pytest.raises(UserError, match=r"workloads/llama-gqa\.jsonl:3: .*unknown axis 'batch'"):
+        problems.problems(spec, (), Path("llama-gqa"))
+    Path("llama-gqa").write_text('{"rows": 8}')
+    assert [values.rows for values in problems.problems(spec, (), Path("llama-gqa"))] == [8]
 
 
 def test_an_absent_workload_and_both_ways_at_once(spec, tmp_path):
