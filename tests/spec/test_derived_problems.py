@@ -67,7 +67,10 @@ def test_the_text_of_a_problem_leaves_out_what_its_defaults_give(pages):
     assert to_json(problem) == to_json(Values(dict(problem)))
     assert str(pickle.loads(pickle.dumps(problem))) == str(problem)
     assert str(problem.merged({})) == str(Values(dict(problem))) != str(problem)
-    assert str(pages.problem({**problem, "batch": 2})) == "batch=2 s=24 cols=8 page=8"
+    assert (
+        str(pages.problem({"batch": 2, "s": 24, "cols": 8, "page": 8, "left": 3}))
+        == "batch=2 s=24 cols=8 page=8 left=3"
+    )
     spec = spec_of(Axis("n", default=3))
     assert str(spec.problem({})) == "n=3", "not all of it"
     with pytest.raises(SpecError, match=r"^toy: n=5: odd: "):
