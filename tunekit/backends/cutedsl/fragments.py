@@ -3,11 +3,12 @@
 A *fragment* is a tensor in registers (``make_rmem_tensor``, ``make_fragment_like``) or a value loaded from any tensor
 (``TensorSSA``). Each thread has one of its own, so a whole tile in one is a tile that nobody partitioned. The back end
 takes such a value apart element by element. Seconds of the whole compile for x -> exp2(x * x + x) * max over one
-fragment (nvidia-cutlass-dsl 4.8.1, 2 cores, 2026-11): Float32 512 elements 1.4, 1024 elements 9, 1536 34, 2048 98,
-8192 over 280, 16384 over 16 minutes; BFloat16 512 elements 1.5, 1024 7.2, 1536 20: elements cost, not bytes.
+fragment (nvidia-cutlass-dsl 4.8.1, 2 cores, 2026-11): of Float32 512 elements 1.4, 1024 9, 1536 34, 2048 98, 8192
+over 280, 16384 over 960; of BFloat16 512 1.5, 1024 7, 1536 20. It is the elements that cost, not the bytes.
 
-The limits are the last size that stays near ten seconds. A thread has 255 registers of four bytes, so that 1020 bytes
-of fragments live in registers at once; what is larger has spilled to local memory already.
+The limits are the last size near ten seconds. A thread has 255 registers of four bytes: a larger fragment has spilled
+to local memory anyway. The largest in the kernels of flash-attn-4 4.0.0b36 (head_dim 256) is 256 elements of Float32,
+in quack 0.6.5's, CUTLASS's examples and our own attention half of that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tunekit.backends.cutedsl.ir import walk
+from tunekit.backends.cutedsl.ir import bits, walk
 
 LIMIT_ELEMENTS = 1024
 LIMIT_BYTES = 4 * LIMIT_ELEMENTS
@@ -26,7 +27,6 @@ LIMIT_BYTES = 4 * LIMIT_ELEMENTS
 _MEMREF = re.compile(r'memref<(?P<dtype>[^,]+), rmem(?:, align<\d+>)?, "(?P<shape>[^":]+):(?P<stride>[^"]+)">')
 _TENSOR = re.compile(r'"(?P<shape>[^":]+):')
 _PLACE = re.compile(r'"(?P<file>[^"\n]+)":(?P<line>\d+):\d+')
-_BITS = re.compile(r"\d+")
 # Where a vector is made that isn't computed from others.
 _VECTOR_SOURCES = ("cute.memref.load_vec", "vector.broadcast", "vector.splat", "arith.constant")
 _NAMES = {"f32": "Float32", "f64": "Float64", "f16": "Float16", "bf16": "BFloat16", "i32": "Int32", "i64": "Int64"}
@@ -90,7 +90,7 @@ def _fragment(op: Any) -> Fragment | None:
             elements *= size
         dtype = str(vector.element_type)
         tensor = _TENSOR.search(str(op.operands[0].type)) if op.name == "cute.memref.load_vec" else None
-        return Fragment(tensor["shape"] if tensor else f"({elements})", _name(dtype), elements, _bits(dtype))
+        return Fragment(tensor["shape"] if tensor else f"({elements})", _name(dtype), elements, bits(dtype))
     return None
 
 
@@ -100,7 +100,7 @@ def _allocated(dtype: str, shape: str, stride: str) -> Fragment | None:
     if len(sizes) != len(strides) or not all(text.isdigit() for text in (*sizes, *strides)):
         return None
     reach = sum((int(size) - 1) * int(step) for size, step in zip(sizes, strides, strict=True))
-    return Fragment(shape, _name(dtype), reach + 1, _bits(dtype))
+    return Fragment(shape, _name(dtype), reach + 1, bits(dtype))
 
 
 def _place(op: Any) -> str:
@@ -110,8 +110,3 @@ def _place(op: Any) -> str:
 
 def _name(dtype: str) -> str:
     return _NAMES.get(dtype, dtype)
-
-
-def _bits(dtype: str) -> int:
-    found = _BITS.search(dtype)
-    return max(int(found[0]), 8) if found and dtype.startswith("i") else int(found[0]) if found else 8
