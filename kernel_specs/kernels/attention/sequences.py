@@ -1,0 +1,76 @@
+"""Where a sequence's queries and keys lie: padded, packed end to end, or in the pages of a pool.
+
+Everything is asked by batch index and answered in Int32.
+"""
+
+from dataclasses import dataclass
+
+from cutlass import Int32, const_expr
+
+from tunekit.model import Values
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The layout of one call. `problem`: the static axes; `tensors`: the call's tensors by argument name."""
+
+    problem: Values
+    tensors: dict
+
+    def queries(self, batch):
+        """How many query positions the sequence has."""
+        if const_expr(self.problem.varlen):
+            starts = self.tensors["cu_seqlens_q"]
+            return starts[batch + 1] - starts[batch]
+        return Int32(self.tensors["q"].shape[1])
+
+    def first_query(self, batch):
+        """The row of the sequence's first query in Q, O and the statistics."""
+        return self.tensors["cu_seqlens_q"][batch] if const_expr(self.problem.varlen) else Int32(0)
+
+    def keys(self, batch):
+        """How many keys of source 1 the sequence has."""
+        if const_expr(self.problem.has_lengths):
+            return self.tensors["lengths"][batch]
+        if const_expr(self.problem.varlen):
+            starts = self.tensors["cu_seqlens_k"]
+            return starts[batch + 1] - starts[batch]
+        return Int32(self.tensors["k"].shape[1])
+
+    def keys2(self, batch):
+        """How many keys of source 2 the sequence has; gathered ones are counted by `listed`."""
+        if const_expr(self.problem.has_lengths):
+            return self.tensors["lengths2"][batch]
+        return Int32(self.tensors["k2"].shape[1])
+
+    def listed(self):
+        """How many entries a query token's index list has, the -1 ones counted."""
+        return Int32(self.tensors["indices"].shape[2])
+
+    def batch_mode(self, batch):
+        """The batch coordinate of Q and O in their `rows_view`: packed ones have a single batch."""
+        return Int32(0) if const_expr(self.problem.varlen) else batch
+
+    def first_key(self, batch):
+        """The row of the sequence's first key in K and V, where they are packed end to end."""
+        return self.tensors["cu_seqlens_k"][batch]
+
+    def tile_place(self, batch, tile, kv_tile: int):
+        """(tile coordinate, outer coordinate) of a KV tile of source 1: which tile it is from the sequence's first key
+        on, or within its page, and which [rows, heads, d] it lies in (see `key_place`)."""
+        if const_expr(self.problem.page > 0):
+            tiles_a_page = self.problem.page // kv_tile
+            return tile % tiles_a_page, self.tensors["page_table"][batch, tile // tiles_a_page]
+        return tile, Int32(0) if const_expr(self.problem.varlen) else batch
+
+    def key_place(self, batch, tile, kv_tile: int):
+        """(row, outer coordinate) of a KV tile of source 1: the first row of the tile, and which [rows, heads, d] it
+        lies in: the sequence's own, the one packed tensor, or a page of the pool. A tile lies within one page, so a
+        page must be a multiple of ``kv_tile``."""
+        row = tile * kv_tile
+        if const_expr(self.problem.page > 0):
+            page = self.problem.page
+            return row % page, self.tensors["page_table"][batch, row // page]
+        if const_expr(self.problem.varlen):
+            return self.tensors["cu_seqlens_k"][batch] + row, Int32(0)
+        return row, batch
