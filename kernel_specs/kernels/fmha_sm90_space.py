@@ -152,8 +152,8 @@ CONSTRAINTS = (
     ),
     Constraint(
         "registers_at_launch",
-        "ptxas needs 158 registers for a wgmma of 256 columns, and allows what a thread has at its launch: 128 with two "
-        "CTAs on an SM, so pv_n_tile must be at most 128 there",
+        "ptxas needs 158 registers for a wgmma of 256 columns, and allows what a thread has at its launch: 128 with "
+        "two CTAs on an SM, so pv_n_tile must be at most 128 there",
         lambda v: v.ctas_per_sm == 1 or v.pv_n_tile <= 128,
     ),
     Constraint(
