@@ -74,7 +74,8 @@ class Consumer:
         self.plan = plan
         self.mma_s, self.mma_o = mmas
         self.k_ring, self.v_ring = k, v
-        self.index, self.row_block, self.group = index, index % plan.row_blocks, index // plan.row_blocks
+        self.index, self.row_block = index, index % plan.row_blocks
+        self.group = index // plan.row_blocks if const_expr(plan.kv_groups > 1) else Int32(0)
         self.mask = mask
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
         slice_s, slice_o = self.mma_s.get_slice(0), self.mma_o.get_slice(0)
