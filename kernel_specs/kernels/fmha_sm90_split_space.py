@@ -63,19 +63,16 @@ CONSTRAINTS = (
     ),
     Constraint(
         "split_kernel",
-        "a second kernel costs about what a quarter of the tiles does: it merges 4 splits at least",
+        "a merge kernel is a second launch, which 2 or 3 splits don't pay for: it merges 4 at least",
         lambda v: v.merge != "kernel" or v.num_splits >= FEWEST_KERNEL_SPLITS,
     ),
     Constraint(
         "split_exchange",
-        "the CTAs of a cluster exchange O and its statistics in float32 through their spent Q, K and V, which must hold "
-        "those of every KV group",
+        "the CTAs of a cluster exchange O and its statistics in float32 through their spent Q, K and V, which must "
+        "hold those of every KV group",
         lambda v: v.merge != "cluster" or _exchange_fits(v),
     ),
-    *(
-        Constraint(rule.name, rule.why, lambda v, rule=rule: rule.holds(v.merged(FIXED)))
-        for rule in plain.CONSTRAINTS
-    ),
+    *(Constraint(rule.name, rule.why, lambda v, rule=rule: rule.holds(v.merged(FIXED))) for rule in plain.CONSTRAINTS),
 )
 
 _ONE = {"ctas_per_sm": 1, "kv_groups": 1}

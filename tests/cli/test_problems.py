@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,25 @@ def test_flags_read_as_words_and_digits(spec, monkeypatch):
         problems.problem(flagged, ["rows=8 fast=maybe"])
 
 
+def test_names_negative_sizes_and_what_follows(tunekit):
+    """A name is one of its axis's words; what follows from the rest need not be given, but may be."""
+    path = f"{Path(__file__).parents[1] / 'specs' / 'host_pages.py'}:host_pages"
+    short = tunekit("explain", path, "--problem", "cols=8", "page=8,table_pages=3", "reduce=window", "left=-1")
+    assert (short.status, short.err) == (0, "")
+    line = short.out.splitlines()[0]
+    assert line == "host_pages on host: s=24 cols=8 reduce=window page=8"
+    assert tunekit("explain", path, "--problem", line.partition(": ")[2]).out == short.out
+    for words, said in (
+        (["cols=8", "s=4", "reduce=mean"], "reduce: mean is not allowed (allowed: sum, last, window)"),
+        (["cols=8", "s=4", "left=-2"], "left: -2 is below the minimum -1"),
+        (["cols=8", "page=8"], "the problem needs s or table_pages"),
+        (["cols=8", "page=8", "s=10"], "whole_pages: s must be the table's pages"),
+        (["s=4", "cols=8", "total=0"], "total: 0 is below the minimum 1"),
+    ):
+        done = tunekit("list", path, "--problem", *words)
+        assert (done.status, done.out) == (2, "") and said in done.err and done.err.count("\n") == 1
+
+
 def test_without_a_problem_the_examples_are_meant(spec):
     assert [p["rows"] for p in problems.problems(spec, (), None)] == [8, 7]
 
@@ -77,8 +97,9 @@ def test_without_a_problem_the_examples_are_meant(spec):
     [
         '{"rows": 8, "count": 2}\n\n{"rows": 9, "cols": 128, "count": 5}\n{"rows": 8}\n',
         '[{"rows": 8, "count": 2},\n {"rows": 9, "cols": 128, "count": 5}, {"rows": 8}]',
+        '# two problems\n{"rows": 8, "count": 2}\n  # the second:\n{"rows": 9, "cols": 128, "count": 5}\n',
     ],
-    ids=["lines", "list"],
+    ids=["lines", "list", "comments"],
 )
 def test_a_workload_is_its_distinct_problems_most_frequent_first(spec, tmp_path, text):
     path = tmp_path / "w.jsonl"
@@ -93,6 +114,7 @@ def test_a_workload_is_its_distinct_problems_most_frequent_first(spec, tmp_path,
     ("text", "line", "said"),
     [
         ('{"rows": 8}\n{"rows": }\n', 2, "not JSON"),
+        ('# 8 rows:\n\n{"rows": 8} # 8\n', 3, "not JSON"),
         ('[{"rows": 8},\n{"rows": }]', 2, "not JSON"),
         ('{"rows": 8}\n[1, 2]\n', 2, "no object"),
         ('[{"rows": 8},\n\n3]', 3, "no object"),
@@ -131,6 +153,16 @@ def test_a_byte_order_mark_is_no_part_of_a_workload(spec, tmp_path):
     path = tmp_path / "w.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"rows": 8}\n')
     assert [values.rows for values in problems.problems(spec, (), path)] == [8]
+
+
+def test_a_bare_name_is_a_file_here_or_a_workload_that_ships(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no file lama-gqa: .*did you mean llama-gqa\? \(known: dsv4-flash, dsv4-pro"):
+        problems.problems(spec, (), Path("lama-gqa"))
+    with pytest.raises(UserError, match=r"workloads/llama-gqa\.jsonl:3: .*unknown axis 'batch'"):
+        problems.problems(spec, (), Path("llama-gqa"))
+    Path("llama-gqa").write_text('{"rows": 8}')
+    assert [values.rows for values in problems.problems(spec, (), Path("llama-gqa"))] == [8]
 
 
 def test_an_absent_workload_and_both_ways_at_once(spec, tmp_path):

@@ -5,6 +5,7 @@ Part of a grid is compared on what it wrote: its own elements, which nothing els
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from tunekit.spec.inputs import draw
 if TYPE_CHECKING:
     import torch
 
+    from tunekit.oracle.reference import Expected
+
 # Called with a phase ("prepare", "run", "check") and what is being done, in words.
 Phase = Callable[[str, str], None]
 
@@ -42,8 +45,9 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
     from tunekit.oracle.judge import Figures, judge
 
     begin = time.monotonic()
-    phase("prepare", f"inputs and oracle of {job.problem}")
     spec, arch = load_spec(job.spec), parse_arch(job.variant.arch)
+    job = dataclasses.replace(job, problem=spec.problem(job.problem))  # so that its text is short again
+    phase("prepare", f"inputs and oracle of {job.problem}")
     module = read_module(Path(job.ptx).read_text(), Path(job.ptx).name)
     arguments = arguments_of(spec, job.problem, job.seed, job.variant)
     wanted = oracle(job.spec, job.problem, job.seed)
@@ -83,14 +87,14 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
 
 
 @functools.lru_cache(maxsize=1)
-def oracle(reference: str, problem: Values, seed: int) -> dict[str, torch.Tensor]:
-    """The reference's outputs for a problem's inputs, kept from one variant to the next: they can take a minute."""
+def oracle(reference: str, problem: Values, seed: int) -> Expected:
+    """What the outputs must be for a problem's inputs, kept from one variant to the next: it can take a minute."""
     import torch
 
-    from tunekit.oracle.reference import reference_outputs
+    from tunekit.oracle.reference import expected
 
     spec = load_spec(reference)
-    return reference_outputs(spec, problem, draw(spec, problem, seed, torch.device("cpu")))
+    return expected(spec, problem, draw(spec, problem, seed, torch.device("cpu")))
 
 
 def unwritten(dtype: torch.dtype) -> int:
