@@ -47,7 +47,7 @@ HEADS = ((128, 1), (64, 1), (8, 8), (32, 8))
 LENGTHS = (1, 4, 32, 128)
 KEYS = (128, 256, 384, 512, 640, 1152, 1000, 1, 77)
 LONG = 8192
-FEATURE_VARIANTS = 3
+FEATURE_VARIANTS = 2
 """Variants drawn for each feature, head_dim and implementation."""
 
 GQA = {"heads": 32, "kv_heads": 8}
