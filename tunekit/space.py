@@ -180,6 +180,25 @@ def declared_footprint(implementation: Implementation, arch: Arch, problem: Valu
     return footprint
 
 
+def workspace(spec: KernelSpec, variant: Variant, problem: Values) -> int:
+    """The float32 elements of the scratch tensor that a variant's artifact takes after its arguments; 0: it takes none.
+
+    Raises:
+        SpecError: the implementation's function fails, or gives no number of elements.
+    """
+    implementation = spec.implementation(variant.implementation)
+    if implementation.workspace is None:
+        return 0
+    point = problem.merged(variant.tunables)
+    try:
+        elements = implementation.workspace(point, ARCHES[variant.arch])
+    except SPEC_MISTAKES as error:
+        raise _mistake(words_of(error), implementation, "workspace", point) from error
+    if type(elements) is not int or elements < 0:
+        raise _mistake(f"it is {elements!r}, not an int from 0", implementation, "workspace", point)
+    return elements
+
+
 def _mistake(words: str, implementation: Implementation, what: str, point: Values) -> SpecError:
     return SpecError(f"{what} fails for {point}: {words}", field=implementation.name)
 

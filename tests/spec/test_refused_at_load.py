@@ -21,7 +21,7 @@ MALFORMED = [
     ("a misspelt field", "tolerance={", "tolerence={", "tolerence", "did you mean tolerance"),
     ("a misspelt tunable field", '"stages", [1, 2, 3]', '"stages", valeus=[1]', "valeus", "did you mean values"),
     ("a misspelt axis field", "minimum=1", "minimun=1", "minimun", "did you mean minimum"),
-    ("an axis of no kind", 'kind="flag"', 'kind="bool"', "fast", "must be dim, dtype or flag"),
+    ("an axis of no kind", 'kind="flag"', 'kind="bool"', "fast", "must be dim, dtype, flag or name"),
     ("a dtype axis without values", '"dtype", values=("float32",)', '"dtype"', "dtype", "list its values"),
     ("a default outside an axis", 'default="float32"', 'default="float16"', "dtype", "not allowed"),
     ("an unknown dtype", '"float32",), default="float32"', '"float33",), default="float33"', "dtype", "float33"),

@@ -104,7 +104,14 @@ def _spec_json(spec: KernelSpec) -> dict[str, Any]:
         "description": spec.description.strip(),
         "architectures": _arches(spec),
         "axes": [
-            {"name": a.name, "kind": a.kind, "static": a.static, "values": a.values, "default": a.default}
+            {
+                "name": a.name,
+                "kind": a.kind,
+                "static": a.static,
+                "values": a.values,
+                "default": None if callable(a.default) else a.default,
+                "derived": callable(a.default),
+            }
             for a in spec.axes
         ],
         "implementations": [

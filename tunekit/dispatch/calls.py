@@ -1,40 +1,56 @@
-"""Calls: how what a caller passes becomes the signature's arguments and a problem.
+"""Calls: however one is written, by position, keyword or shuffled, it is brought into one normal form.
 
-A call is brought into one normal form (:class:`Call`) however it was written, so
-that positional, keyword and shuffled calls share a key. All of this module but
-:meth:`CallForm.arrange` runs once per key.
+What a way of writing calls means is worked out once; after that :meth:`CallForm.arrange`
+only moves values, and looks at no argument that the call leaves out. Checks are in `checks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from tunekit.errors import UserError
-from tunekit.model import Value, Values
-from tunekit.spec import KernelSpec, ScalarArg, TensorArg
-
-ALIGNMENT_BYTES = 16
-FLOATING = ("float32",)
+from tunekit.model import Value
+from tunekit.spec import KernelSpec, TensorArg
+from tunekit.spec.problems import NotYetError, Partial, fill
 
 Slots = tuple[Any, ...]
 """An argument per entry of the signature, None where it was not given."""
+Way = tuple[Any, ...]
+"""A way to write calls: the number of positional arguments, then the keywords' names in their order."""
 Given = tuple[tuple[str, type, Value], ...]
 """The problem axes given as keywords, in the spec's order: name, type, value."""
+MAX_ORDERS = 4096
+"""Orders kept; past it all are dropped and found again: flags are few, but sizes may be given by keyword too."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call that has been checked: its complete problem, its device and its arguments.
+class Present:
+    """The slots that a call may have filled: all others are None."""
 
-    `problem` is complete; `device` is torch's index, -1 for the CPU; `arguments`
-    are the signature's entries that exist for this problem, as (slot, argument).
+    tensors: tuple[int, ...]
+    scalars: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """How the values of a call become slots; the values are positional, then keyword ones, and None at the end."""
+
+    slots: Callable[[tuple[Any, ...]], Slots]
+    present: Present
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """A way to write calls: so many positions and these keywords. `axes`: which of the values are axes.
+
+    `order` is None where what positions stand for depends on the flags' values.
     """
 
-    problem: Values
-    device: int
-    arguments: tuple[tuple[int, TensorArg | ScalarArg], ...]
+    axes: tuple[tuple[str, int], ...]
+    order: _Order | None
 
 
 class CallForm:
@@ -47,38 +63,97 @@ class CallForm:
         conditional = [slot for slot, arg in enumerate(spec.signature) if arg.when is not None]
         self.leading = min(conditional, default=len(self.names))
         """How many arguments exist for every problem before one does not: of these, position i is slot i."""
+        self.first = tuple(self._present(range(count)) for count in range(self.leading + 1))
+        """What is present in a call of so many positions, up to `leading`, and no keyword."""
         self._slot = {name: slot for slot, name in enumerate(self.names)}
-        self._axes = tuple(axis.name for axis in spec.axes if axis.name not in self._slot)
-        self._positions: dict[Given, tuple[int, ...]] = {}
+        self._axes = tuple(axis.name for axis in spec.axes)
+        self._writings: dict[Way, _Writing] = {}
+        self._orders: dict[tuple[Way, Given], _Order] = {}
 
-    def arrange(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Slots, Given]:
+    def arrange(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Slots, Given, Present]:
         """The normal form of a call.
 
         Raises:
             UserError: an unknown or repeated argument, or too many of them.
         """
+        way: Way = (len(args), *keywords)
+        writing = self._writings.get(way)
+        if writing is None:
+            writing = self._writings[way] = self._writing(len(args), tuple(keywords))
+        values = (*args, *keywords.values(), None)
         given: Given = ()
-        if keywords:
+        if writing.axes:
             given = tuple(
-                (name, type(keywords[name]), keywords[name]) for name in self._axes if keywords.get(name) is not None
+                [(name, type(value), value) for name, at in writing.axes if (value := values[at]) is not None]
             )
-        positions = range(self.leading) if len(args) <= self.leading else self._existing(given)
-        if len(args) > len(positions):
-            takes = ", ".join(self.names[slot] for slot in positions)
-            raise UserError(f"{self.spec.name} takes {len(positions)} arguments ({takes}), not {len(args)}")
-        slots = list(self.blank)
-        for slot, value in zip(positions, args, strict=False):
-            slots[slot] = value
-        for name, value in keywords.items():
-            slot = self._slot.get(name, -1)
-            if slot >= 0:
-                if slots[slot] is not None:
-                    raise UserError(f"{self.spec.name} got '{name}' twice, by position and by keyword")
-                slots[slot] = value
-            elif name not in self._axes:
+        order = writing.order or self._order_under(way, given)
+        return order.slots(values), given, order.present
+
+    def _writing(self, count: int, keywords: tuple[str, ...]) -> _Writing:
+        places = {name: count + place for place, name in enumerate(keywords)}
+        for name in keywords:
+            if name not in self._slot and name not in self._axes:
                 known = ", ".join((*self.names, *self._axes))
                 raise UserError(f"{self.spec.name} has no argument '{name}' (arguments and problem axes: {known})")
-        return tuple(slots), given
+        axes = tuple((name, places[name]) for name in self._axes if name in places)
+        order = self._order(tuple(range(count)), count, places) if count <= self.leading else None
+        return _Writing(axes, order)
+
+    def _order_under(self, way: Way, given: Given) -> _Order:
+        """The order of a call whose positions depend on flags, under the flags given."""
+        try:
+            found = self._orders.get((way, given))
+        except TypeError:  # a flag that is no plain value: the checks say so
+            found, given = None, ()
+        if found is None:
+            count = way[0]
+            places = {name: count + place for place, name in enumerate(way[1:])}
+            found = self._order(self._existing(given), count, places)
+            if len(self._orders) >= MAX_ORDERS:
+                self._orders.clear()
+            self._orders[way, given] = found
+        return found
+
+    def _order(self, positions: tuple[int, ...], count: int, places: Mapping[str, int]) -> _Order:
+        """`positions`: the slots that positions stand for; `places`: which of the values each keyword is."""
+        if count > len(positions):
+            takes = ", ".join(self.names[slot] for slot in positions)
+            raise UserError(f"{self.spec.name} takes {len(positions)} arguments ({takes}), not {count}")
+        nothing = count + len(places)
+        source = [nothing] * len(self.names)
+        twice: list[tuple[int, int]] = []
+        for place, slot in enumerate(positions[:count]):
+            source[slot] = place
+        for name, place in places.items():
+            slot = self._slot.get(name, -1)
+            if slot >= 0:
+                if source[slot] != nothing:
+                    twice.append((slot, source[slot]))
+                source[slot] = place
+        pick = select(source)
+        filled = [slot for slot, place in enumerate(source) if place != nothing]
+        return _Order(self._either(pick, twice) if twice else pick, self._present(filled))
+
+    def _either(
+        self, pick: Callable[[tuple[Any, ...]], Slots], twice: list[tuple[int, int]]
+    ) -> Callable[[tuple[Any, ...]], Slots]:
+        """`pick` where arguments are given by position and by keyword: one of the two must be None."""
+
+        def picked(values: tuple[Any, ...]) -> Slots:
+            slots = list(pick(values))
+            for slot, place in twice:
+                if values[place] is not None:
+                    if slots[slot] is not None:
+                        name = self.names[slot]
+                        raise UserError(f"{self.spec.name} got '{name}' twice, by position and by keyword")
+                    slots[slot] = values[place]
+            return tuple(slots)
+
+        return picked
+
+    def _present(self, slots: range | list[int]) -> Present:
+        tensors = [slot for slot in slots if isinstance(self.spec.signature[slot], TensorArg)]
+        return Present(tuple(tensors), tuple(slot for slot in slots if slot not in tensors))
 
     def _existing(self, given: Given) -> tuple[int, ...]:
         """The slots that positions stand for: of the arguments that exist under the flags given.
@@ -86,131 +161,22 @@ class CallForm:
         An argument that depends on more than flags and defaults ends the list: it and
         all after it go by keyword.
         """
-        found = self._positions.get(given)
-        if found is None:
-            known: dict[str, Value] = {a.name: a.default for a in self.spec.axes if a.default is not None}
-            values = Values({**known, **{name: value for name, _, value in given}})
-            slots: list[int] = []
-            for slot, arg in enumerate(self.spec.signature):
-                try:
-                    exists = arg.when is None or arg.when(values)
-                except (AttributeError, KeyError):
-                    break
-                if exists:
-                    slots.append(slot)
-            found = self._positions[given] = tuple(slots)
-        return found
-
-    def check(self, slots: Slots, given: Given) -> Call:
-        """The problem that a call states, with every argument checked against it.
-
-        Raises:
-            UserError: what is wrong, with the argument, the axis and both sizes.
-        """
-        tensors = [
-            (arg, value)
-            for arg, value in zip(self.spec.signature, slots, strict=True)
-            if isinstance(arg, TensorArg) and value is not None
-        ]
-        for arg, value in zip(self.spec.signature, slots, strict=True):
-            if value is None and arg.when is None and isinstance(arg, TensorArg) and arg.role != "output":
-                raise UserError(f"{self.spec.name} needs its {arg.role} '{arg.name}'")
-        device = _common_device(self.spec, tensors)
-        problem = self._problem(tensors, given)
-        existing = {arg.name for arg in self.spec.arguments(problem)}
-        arguments: list[tuple[int, TensorArg | ScalarArg]] = []
+        known = fill(self.spec.axes, {name: value for name, _, value in given}).known
+        values = Partial(known, self.spec.axis)
+        slots: list[int] = []
         for slot, arg in enumerate(self.spec.signature):
-            value = slots[slot]
-            if arg.name not in existing:
-                if value is not None:
-                    raise UserError(f"{self.spec.name} takes no '{arg.name}' for {problem}")
-                continue
-            if isinstance(arg, ScalarArg):
-                _check_scalar(self.spec, arg, value)
-            elif value is None and arg.role != "output":
-                raise UserError(f"{self.spec.name} needs its {arg.role} '{arg.name}'")
-            arguments.append((slot, arg))
-        return Call(problem, device, tuple(arguments))
-
-    def _problem(self, tensors: list[tuple[TensorArg, Any]], given: Given) -> Values:
-        """The problem: axes given, then what shapes and dtypes say, then the spec's defaults."""
-        known: dict[str, Value] = {}
-        source: dict[str, str] = {}
-        for name, _, value in given:
-            known[name], source[name] = value, f"the keyword {name}"
-        for arg, tensor in tensors:
-            shape = tuple(tensor.shape)
-            if len(shape) != len(arg.shape):
-                declared = ", ".join(str(dim) for dim in arg.shape)
-                raise UserError(f"'{arg.name}' has {len(shape)} dims {shape}, not the {len(arg.shape)} of [{declared}]")
-            for position, (dim, size) in enumerate(zip(arg.shape, shape, strict=True)):
-                place = f"'{arg.name}' dim {position}"
-                if isinstance(dim, int):
-                    if size != dim:
-                        raise UserError(f"{place} is {size}; it must be {dim}")
-                    continue
-                if known.setdefault(dim, size) != size:
-                    raise UserError(f"{place} ({dim}) is {size}, but {dim} is {known[dim]} by {source[dim]}")
-                source.setdefault(dim, place)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if arg.dtype not in self.spec.axis:
-                if dtype != arg.dtype:
-                    raise UserError(f"'{arg.name}' is {dtype}; it must be {arg.dtype}")
-                continue
-            if known.setdefault(arg.dtype, dtype) != dtype:
-                raise UserError(
-                    f"'{arg.name}' ({arg.dtype}) is {dtype}, but {arg.dtype} is {known[arg.dtype]} by "
-                    f"{source[arg.dtype]}"
-                )
-            source.setdefault(arg.dtype, f"'{arg.name}'")
-        problem = self.spec.problem(known)
-        _check_layout(tensors)
-        return problem
+            try:
+                exists = arg.when is None or arg.when(values)
+            except NotYetError:
+                break
+            if exists:
+                slots.append(slot)
+        return tuple(slots)
 
 
-def is_plain(tensor: Any) -> bool:
-    """Whether a tensor lies in memory as every artifact takes it: contiguous, 16-byte aligned."""
-    return bool(tensor.is_contiguous()) and not tensor.data_ptr() % ALIGNMENT_BYTES
-
-
-def _check_layout(tensors: list[tuple[TensorArg, Any]]) -> None:
-    for arg, tensor in tensors:
-        if not tensor.is_contiguous():
-            raise UserError(
-                f"'{arg.name}' is not contiguous (shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}); "
-                f"pass {arg.name}.contiguous()"
-            )
-        if not is_plain(tensor):
-            raise UserError(
-                f"'{arg.name}' starts {tensor.data_ptr() % ALIGNMENT_BYTES} bytes past a {ALIGNMENT_BYTES}-byte "
-                f"boundary (storage offset {tensor.storage_offset()}); pass {arg.name}.clone()"
-            )
-
-
-def _check_scalar(spec: KernelSpec, arg: ScalarArg, value: Any) -> None:
-    if value is None:
-        return
-    wanted: tuple[type, ...] = (float, int) if arg.dtype in FLOATING else (int,)
-    if isinstance(value, bool) or not isinstance(value, wanted):
-        kinds = " or ".join(kind.__name__ for kind in wanted)
-        raise UserError(f"{spec.name}'s '{arg.name}' is {type(value).__name__}; it must be a Python {kinds}")
-
-
-def _common_device(spec: KernelSpec, tensors: list[tuple[TensorArg, Any]]) -> int:
-    """The index of the one device that all tensors lie on."""
-    import torch
-
-    if not tensors:
-        raise UserError(f"{spec.name} got no tensor")
-    for arg, tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise UserError(f"'{arg.name}' is {type(tensor).__name__}, not a torch.Tensor")
-        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
-            raise UserError(
-                f"'{arg.name}' is a {tensor.layout} tensor on {tensor.device}; dense, on cpu or cuda is served"
-            )
-    first_arg, first = tensors[0]
-    for arg, tensor in tensors[1:]:
-        if tensor.device != first.device:
-            raise UserError(f"'{arg.name}' is on {tensor.device}, but '{first_arg.name}' is on {first.device}")
-    return int(first.get_device())
+def select(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What picks the values at these places, as a tuple also where it is one."""
+    if len(places) == 1:
+        only = places[0]
+        return lambda given: (given[only],)
+    return itemgetter(*places)

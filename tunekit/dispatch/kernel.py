@@ -15,7 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from tunekit.dispatch.calls import ALIGNMENT_BYTES, Call, CallForm, Given, Slots
+from tunekit.dispatch.calls import CallForm, Given, Slots, select
+from tunekit.dispatch.checks import ALIGNMENT_BYTES, Call, check
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
 from tunekit.dispatch.ladder import Candidate, Table, walk
 from tunekit.dispatch.library import Function, Library
@@ -24,6 +25,7 @@ from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.errors import NoKernelError, TunekitError, UserError
 from tunekit.model import Artifact, Choice, Level, Values
 from tunekit.settings import load_settings
+from tunekit.space import workspace
 from tunekit.spec import KernelSpec, ScalarArg, TensorArg, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 
@@ -95,8 +97,6 @@ class Kernel:
         self._strict = strict
         self._devices = devices
         self._form = CallForm(spec)
-        self._tensors = tuple(i for i, arg in enumerate(spec.signature) if isinstance(arg, TensorArg))
-        self._scalars = tuple(i for i, arg in enumerate(spec.signature) if isinstance(arg, ScalarArg))
         self._entries: dict[Any, Entry] = {}
         self._tables: dict[int, tuple[DeviceFacts, Table]] = {}
         self._choices: dict[tuple[int, Values], tuple[Choice, Function]] = {}
@@ -108,25 +108,27 @@ class Kernel:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        if keywords or len(args) > self._form.leading:
-            slots, given = self._form.arrange(args, keywords)
+        form = self._form
+        if keywords or len(args) > form.leading:
+            slots, given, present = form.arrange(args, keywords)
         else:
-            slots, given = args + self._form.blank[len(args) :], ()
+            slots, given, present = args + form.blank[len(args) :], (), form.first[len(args)]
         try:
             parts: list[Any] = [given]
-            for slot in self._tensors:
+            for slot in present.tensors:
                 tensor = slots[slot]
-                if tensor is None:
-                    parts.append(None)
-                else:
+                if tensor is not None:
                     parts += (
+                        slot,
                         tensor.shape,
                         tensor.dtype,
                         tensor.device,
                         tensor.is_contiguous() and not tensor.data_ptr() & MISALIGNED,
                     )
-            for slot in self._scalars:
-                parts.append(type(slots[slot]))
+            for slot in present.scalars:
+                value = slots[slot]
+                if value is not None:
+                    parts += (slot, type(value))
             key = tuple(parts)
             entry = self._entries.get(key)
         except (AttributeError, TypeError, RuntimeError):
@@ -137,8 +139,8 @@ class Kernel:
 
     def choice(self, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
-        slots, given = self._form.arrange(args, keywords)
-        call = self._form.check(slots, given)
+        slots, given, _ = self._form.arrange(args, keywords)
+        call = check(self.spec, slots, given)
         with self._lock:
             return self._pick(call)[0]
 
@@ -158,12 +160,12 @@ class Kernel:
 
     def _resolve(self, key: Any, slots: Slots, given: Given) -> Entry:
         """The cold path: check the call, pick a variant, load it, remember how to call it."""
-        call = self._form.check(slots, given)
+        call = check(self.spec, slots, given)
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                _, function = self._pick(call)
-                entry = make_entry(function, call, slots)
+                choice, function = self._pick(call)
+                entry = make_entry(function, call, slots, workspace(self.spec, choice.variant, call.problem))
                 if len(self._entries) >= MAX_KEYS:
                     self._entries.clear()
                     self._choices.clear()
@@ -263,11 +265,14 @@ class Kernel:
             logger.warning("%s", message)
 
 
-def make_entry(function: Function, call: Call, slots: Slots) -> Entry:
-    """How to make calls of one key: which arguments to fill in, and what to return."""
+def make_entry(function: Function, call: Call, slots: Slots, workspace: int = 0) -> Entry:
+    """How to make calls of one key: which arguments to fill in, and what to return.
+
+    `workspace` float32 elements are allocated for each call, on its stream: calls that run at once share none.
+    """
     import torch
 
-    select = _select([slot for slot, _ in call.arguments])
+    pick = select([slot for slot, _ in call.arguments])
     device = next(tensor.device for slot in range(len(slots)) if isinstance(tensor := slots[slot], torch.Tensor))
     new: list[tuple[int, tuple[int, ...], torch.dtype]] = []
     constants: list[tuple[int, Any]] = []
@@ -287,30 +292,24 @@ def make_entry(function: Function, call: Call, slots: Slots) -> Entry:
     returned = itemgetter(*outputs) if outputs else _nothing
 
     def given(slots: Slots) -> Any:
-        arguments = select(slots)
+        arguments = pick(slots)
         function(*arguments)
         return returned(arguments)
 
     def filled(slots: Slots) -> Any:
-        arguments = list(select(slots))
+        arguments = list(pick(slots))
         for position, shape, dtype in new:
             arguments[position] = torch.empty(shape, dtype=dtype, device=device)
         for position, value in constants:
             arguments[position] = value
         for position in floats:
             arguments[position] = float(arguments[position])
+        if workspace:
+            arguments.append(torch.empty(workspace, dtype=torch.float32, device=device))
         function(*arguments)
         return returned(arguments)
 
-    return filled if new or constants or floats else given
-
-
-def _select(slots: list[int]) -> Callable[[Slots], tuple[Any, ...]]:
-    """What picks the arguments of these slots, as a tuple also where it is one."""
-    if len(slots) == 1:
-        only = slots[0]
-        return lambda given: (given[only],)
-    return itemgetter(*slots)
+    return filled if new or constants or floats or workspace else given
 
 
 def _nothing(arguments: Any) -> None:

@@ -47,6 +47,7 @@ class Known:
     winner: Winner
     problem: Values
     bucket: Values
+    derived: frozenset[str]
     strange: str
 
 
@@ -80,7 +81,7 @@ def make_table(
                 unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
             else:
                 strange = _strange(winner, here, protocols)
-                known.append(Known(winner, problem, spec.bucket(problem), strange))
+                known.append(Known(winner, problem, spec.bucket(problem), spec.derived(problem), strange))
         return tuple(known)
 
     return Table(spec, arch, sort_out(measured), sort_out(shipped), tuple(dict.fromkeys(unusable)))
@@ -173,17 +174,24 @@ def _strange(winner: Winner, here: Environment, protocols: frozenset[str] | None
     return "; ".join(strange)
 
 
-def distance(spec: KernelSpec, measured: Values, asked: Values) -> float:
+def distance(spec: KernelSpec, measured: Values, asked: Values, dependent: frozenset[str] | None = None) -> float:
     """How far apart two problems are: the sum over dynamic dims of |log2 ratio|.
 
-    Infinite where a static axis, or an axis that is no size, differs.
+    Infinite where a static axis, or an axis that is no size (in one of the two: 0, -1), differs. Sizes that follow
+    from the others in both problems (`dependent`, found here where not given) do not count again.
     """
+    if dependent is None:
+        dependent = spec.derived(measured) & spec.derived(asked)
     total = 0.0
     for axis in spec.axes:
         old, new = measured[axis.name], asked[axis.name]
         if type(old) is type(new) and old == new:
             continue
         if axis.static or axis.kind != "dim":
+            return math.inf
+        if axis.name in dependent:
+            continue
+        if float(new) <= 0 or float(old) <= 0:
             return math.inf
         total += abs(math.log2(float(new) / float(old)))
     return total
@@ -223,8 +231,9 @@ def _matches(table: Table, winners: tuple[Known, ...], problem: Values) -> tuple
     found: list[_Match] = []
     refused: list[str] = []
     arch = parse_arch(table.arch)
+    derived = table.spec.derived(problem) if winners else frozenset()
     for known in winners:
-        gap = distance(table.spec, known.problem, problem)
+        gap = distance(table.spec, known.problem, problem, known.derived & derived)
         if math.isinf(gap):
             continue
         broken = _cannot_serve(table.spec, arch, known.winner.variant, problem)

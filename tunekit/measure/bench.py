@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from tunekit.environment import environment
 from tunekit.measure.device import Device
@@ -79,7 +81,7 @@ class Bench:
         clock = self._timer(cold)
         self._report("prepare", loaded.id, "arguments")
         inputs = draw(loaded.spec, loaded.job.problem, 0, self._device.torch)
-        arguments = Arguments(loaded.spec, loaded.job.problem, inputs, self._device.torch, COPY_GUARD_BYTES)
+        arguments = self._arguments(loaded, inputs)
         call = self._first_calls(loaded, [arguments])[0]
         self._report("run", loaded.id, "estimate")
         estimate_us = clock.estimate_us(call)
@@ -179,18 +181,21 @@ class Bench:
 
     def _racer(self, loaded: Loaded, cold: bool, clock: Timer, share_bytes: int | None) -> Racer:
         self._report("prepare", loaded.id, "argument copies")
-        spec, problem, device = loaded.spec, loaded.job.problem, self._device.torch
-        inputs = draw(spec, problem, 0, device)
-        first = Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES)
+        inputs = draw(loaded.spec, loaded.job.problem, 0, self._device.torch)
+        first = self._arguments(loaded, inputs)
         most = MAX_COPIES if share_bytes is None else share_bytes // max(1, first.nbytes)
         plan = cold_plan(first.nbytes, self._device.l2_bytes, cold, most)
-        others = [Arguments(spec, problem, inputs, device, COPY_GUARD_BYTES) for _ in range(plan.copies - 1)]
-        copies = [first, *others]
+        copies = [first, *(self._arguments(loaded, inputs) for _ in range(plan.copies - 1))]
         calls = self._first_calls(loaded, copies)
         self._report("run", loaded.id, "estimate")
         estimate_us = clock.estimate_us(calls[0])
         count = calls_per_window(estimate_us, plan, self._run_limit_s)
         return Racer(loaded, copies, calls, plan, estimate_us, count, self._device, self._monitor, self._report)
+
+    def _arguments(self, loaded: Loaded, inputs: Mapping[str, torch.Tensor]) -> Arguments:
+        """One set of arguments of its own for a variant's calls."""
+        job = loaded.job
+        return Arguments(loaded.spec, job.problem, inputs, self._device.torch, COPY_GUARD_BYTES, job.variant)
 
     def _first_calls(self, loaded: Loaded, copies: Sequence[Arguments]) -> list[Call]:
         """A call for each copy, made once: whatever loads lazily is loaded now."""

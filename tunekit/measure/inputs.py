@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from tunekit.model import Values
+from tunekit.model import Values, Variant
 from tunekit.oracle.patterns import bits, poison
+from tunekit.space import workspace
 from tunekit.spec import KernelSpec, ScalarArg, TensorArg
+from tunekit.spec.declare import WORKSPACE
 from tunekit.spec.inputs import scalars, torch_dtype
 
 # A kernel that forgets its row mask overruns by up to a tile of rows: 128 rows x 4 KiB.
@@ -55,7 +57,8 @@ class Guarded:
 
 
 class Arguments:
-    """The arguments of one call: `call` holds tensors and numbers in the signature's order."""
+    """The arguments of one call: `call` holds tensors and numbers in the signature's order, then the variant's
+    workspace, if it has one. Without a variant there is none."""
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Arguments:
         inputs: Mapping[str, torch.Tensor],
         device: torch.device,
         guard: int = GUARD_BYTES,
+        variant: Variant | None = None,
     ) -> None:
         self.drawn = inputs
         self.guarded: dict[str, Guarded] = {}
@@ -75,23 +79,31 @@ class Arguments:
             else:
                 self.guarded[argument.name] = Guarded.allocate(argument, problem, device, guard)
                 call.append(self.guarded[argument.name].tensor)
+        elements = workspace(spec, variant, problem) if variant is not None else 0
+        self._scratch: Guarded | None = None
+        if elements:
+            scratch = TensorArg(WORKSPACE, (elements,), "float32", role="inout")
+            self._scratch = Guarded.allocate(scratch, problem, device, guard)
+            call.append(self._scratch.tensor)
         self.call = tuple(call)
         self.reset(1)
 
     @property
     def nbytes(self) -> int:
         """The bytes of all tensors, without their guards."""
-        return sum(guarded.tensor.nbytes for guarded in self.guarded.values())
+        return sum(guarded.tensor.nbytes for guarded in self._all())
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """The tensors that a call writes, in-place ones too."""
         return {name: g.tensor for name, g in self.guarded.items() if g.argument.role != "input"}
 
     def reset(self, launch: int) -> None:
-        """Inputs and in-place tensors as drawn; outputs poisoned as before launch number `launch`."""
+        """Inputs and in-place tensors as drawn; outputs and workspace poisoned as before launch number `launch`."""
+        if self._scratch is not None:
+            _poison(self._scratch.tensor, launch)
         for name, guarded in self.guarded.items():
             if guarded.argument.role == "output":
-                bits(guarded.tensor).fill_(poison(guarded.tensor.dtype, launch))
+                _poison(guarded.tensor, launch)
             else:
                 guarded.tensor.copy_(self.drawn[name])
 
@@ -103,7 +115,8 @@ class Arguments:
 
     def damage(self) -> str | None:
         """What a call changed that it must not, in words: an input, or memory outside its tensors."""
-        for name, guarded in self.guarded.items():
+        for guarded in self._all():
+            name = guarded.argument.name
             if guarded.argument.role == "input":
                 changed = (bits(guarded.tensor) != bits(self.drawn[name])).nonzero()
                 if changed.numel():
@@ -113,3 +126,16 @@ class Arguments:
             if overrun:
                 return f"write outside {name}: {overrun}"
         return None
+
+    def _all(self) -> list[Guarded]:
+        return [*self.guarded.values(), *([] if self._scratch is None else [self._scratch])]
+
+
+def scratch(spec: KernelSpec, variant: Variant, problem: Values, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """What an artifact takes after the signature's arguments: its workspace, if it has one, uninitialised."""
+    elements = workspace(spec, variant, problem)
+    return (torch.empty(elements, dtype=torch.float32, device=device),) if elements else ()
+
+
+def _poison(tensor: torch.Tensor, launch: int) -> None:
+    bits(tensor).fill_(poison(tensor.dtype, launch))

@@ -39,7 +39,7 @@ class Case:
 
 
 def cases(spec: KernelSpec, variant: Variant, problem: Values, seeds: int) -> tuple[Case, ...]:
-    """What to verify: `problem` under each seed, then each dynamic dim at each of its edges.
+    """What to verify: `problem` under each seed, then each dynamic dim at each of its edges, with what follows from it.
 
     Edges that the spec's or the variant's constraints forbid are left out.
     """
@@ -51,7 +51,7 @@ def cases(spec: KernelSpec, variant: Variant, problem: Values, seeds: int) -> tu
             if edge == problem[axis.name]:
                 continue
             try:
-                at_edge = spec.problem(problem.merged({axis.name: edge}))
+                at_edge = spec.varied(problem, {axis.name: edge})
             except SpecError:
                 continue
             if serves(spec, variant, at_edge) is None:
@@ -122,7 +122,7 @@ class Verifier:
         to_try = cases(spec, variant, problem, seeds)
         figures = Figures()
         for case in to_try:
-            wrong = self._case(reference, spec, case, function, figures, phase)
+            wrong = self._case(reference, spec, variant, case, function, figures, phase)
             if wrong:
                 status, words = wrong
                 return Outcome(Stage.VERIFY, status, f"{words} [{case}]", facts=figures.values(len(to_try)))
@@ -132,6 +132,7 @@ class Verifier:
         self,
         reference: str,
         spec: KernelSpec,
+        variant: Variant,
         case: Case,
         function: Callable[..., Any],
         figures: Figures,
@@ -139,7 +140,7 @@ class Verifier:
     ) -> tuple[Status, str] | None:
         phase("prepare", f"inputs and oracle of {case}")
         inputs = draw(spec, case.problem, case.seed, self._device.torch)
-        arguments = Arguments(spec, case.problem, inputs, self._device.torch)
+        arguments = Arguments(spec, case.problem, inputs, self._device.torch, variant=variant)
         kept = self.oracle.outputs(reference, spec, case, inputs)
         wanted = {name: tensor.to(self._device.torch) for name, tensor in kept.items()}
         first: dict[str, torch.Tensor] = {}

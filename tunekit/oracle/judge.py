@@ -44,7 +44,7 @@ def judge(
             want,
             spec.tolerance_of(argument.name),
             unwritten(out.dtype),
-            argument.shape,
+            argument.dims(problem),
             region(argument, problem),
         )
         if figures:

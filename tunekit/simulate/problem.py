@@ -45,7 +45,7 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
     phase("prepare", f"inputs and oracle of {job.problem}")
     spec, arch = load_spec(job.spec), parse_arch(job.variant.arch)
     module = read_module(Path(job.ptx).read_text(), Path(job.ptx).name)
-    arguments = arguments_of(spec, job.problem, job.seed)
+    arguments = arguments_of(spec, job.problem, job.seed, job.variant)
     wanted = oracle(job.spec, job.problem, job.seed)
     try:
         launches = capture(Path(job.so), job.symbol, arguments.call, arch, module)

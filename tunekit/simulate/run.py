@@ -216,6 +216,8 @@ class _Call:
         """Where the outputs differ in any bit from an earlier run's, in words; "" if nowhere."""
         differ = (self._buffers.memory != first.memory) | (self._buffers.written != first.written)
         for buffer in self._buffers.buffers:
+            if buffer.scratch:
+                continue
             here = np.flatnonzero(differ[buffer.offset : buffer.offset + buffer.size])
             if here.size:
                 return f"{buffer.name}: {here.size} bytes differ between two schedules, the first at +{int(here[0]):#x}"

@@ -1,7 +1,8 @@
 """Kernel specs: how they are declared, checked and loaded."""
 
+from tunekit.spec.arguments import ScalarArg, TensorArg
 from tunekit.spec.axes import Axis, Constraint, Tolerance, Tunable
-from tunekit.spec.declare import Build, Implementation, KernelSpec, ScalarArg, TensorArg
+from tunekit.spec.declare import Build, Implementation, KernelSpec
 from tunekit.spec.load import absolute_reference, list_specs, load_spec
 
 __all__ = [

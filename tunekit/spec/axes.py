@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,47 +14,60 @@ from tunekit.model import Value
 
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "float8_e4m3fn", "float8_e5m2")
 Predicate = Callable[[Any], bool]
+Derivation = Callable[[Any], Any]
+"""An axis's value from the problem's other values; None where it does not follow from them."""
+TYPES: dict[str, type] = {"dim": int, "dtype": str, "flag": bool, "name": str}
+# A name is written on the command line, between spaces and commas.
+WORD = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Axis:
     """One problem axis.
 
-    `kind` is ``dim`` (a positive int), ``dtype`` or ``flag`` (bool). `values`
+    `kind` is ``dim`` (an int), ``dtype``, ``flag`` (bool) or ``name`` (one of a few words). `values`
     lists what is allowed; dims may give `minimum` instead and take any int from
     there. A *static* axis is compiled into the kernel; the others are run-time
     sizes, which winners are bucketed over: ``exact``, or ``pow2``, which rounds
     up to a power of two. `edges` are sizes that verification tries besides the
-    problem's own. `default` fills the axis where a problem leaves it out.
+    problem's own. `default` fills the axis where a problem leaves it out: a value, or a function
+    of the problem's other values (None from it: there is no default for this problem).
     """
 
     name: str
-    kind: Literal["dim", "dtype", "flag"] = "dim"
+    kind: Literal["dim", "dtype", "flag", "name"] = "dim"
     values: tuple[Value, ...] | None = None
     minimum: int = 1
     static: bool = False
     bucket: Literal["exact", "pow2"] = "exact"
     edges: tuple[int, ...] = ()
-    default: Value | None = None
+    default: Value | Derivation | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "axis")
-        if self.kind not in ("dim", "dtype", "flag"):
-            raise SpecError(f"kind is {self.kind!r}; it must be dim, dtype or flag", field=self.name)
+        if self.kind not in TYPES:
+            raise SpecError(f"kind is {self.kind!r}; it must be dim, dtype, flag or name", field=self.name)
         if self.kind == "flag" and self.values is None:
             object.__setattr__(self, "values", (False, True))
         if self.values is not None:
             object.__setattr__(self, "values", check_values(self.name, self.values))
-        elif self.kind == "dtype":
-            raise SpecError("a dtype axis must list its values", field=self.name)
+        elif self.kind in ("dtype", "name"):
+            raise SpecError(f"a {self.kind} axis must list its values", field=self.name)
+        if self.kind == "name":
+            for value in self.values or ():
+                if not isinstance(value, str) or not WORD.fullmatch(value):
+                    raise SpecError(f"{value!r} is no word (letters, digits, _ . -)", field=self.name)
         if self.bucket not in ("exact", "pow2"):
             raise SpecError(f"bucket is {self.bucket!r}; it must be exact or pow2", field=self.name)
-        if self.default is not None:
+        object.__setattr__(self, "edges", tuple(self.edges))
+        if self.edges and self.kind != "dim":
+            raise SpecError(f"has edges, but it is a {self.kind}, not a dim", field=self.name)
+        if self.default is not None and not callable(self.default):
             self.check(self.default)
 
-    def check(self, value: Value) -> None:
+    def check(self, value: object) -> None:
         """Raise SpecError unless `value` is allowed on this axis."""
-        wanted = {"dim": int, "dtype": str, "flag": bool}[self.kind]
+        wanted = TYPES[self.kind]
         if type(value) is not wanted:
             raise SpecError(f"{value!r} is {type(value).__name__}, not {wanted.__name__}", field=self.name)
         if self.values is not None and value not in self.values:
@@ -65,9 +79,9 @@ class Axis:
             raise SpecError(f"{value} is below the minimum {self.minimum}", field=self.name)
 
     def bucketed(self, value: Value) -> Value:
-        """The bucket's representative: `value` itself, or the next power of two."""
-        if self.bucket == "pow2" and isinstance(value, int):
-            return 1 << max(0, value - 1).bit_length()
+        """The bucket's representative: `value` itself, or the next power of two. What is no size (0, -1) is itself."""
+        if self.bucket == "pow2" and isinstance(value, int) and value > 0:
+            return 1 << (value - 1).bit_length()
         return value
 
 

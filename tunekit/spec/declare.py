@@ -11,16 +11,17 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from tunekit.arch import ARCHES, Arch
 from tunekit.errors import SpecError
 from tunekit.model import Cost, Footprint, Value, Values
+from tunekit.spec import problems
+from tunekit.spec.arguments import ScalarArg, TensorArg, axis_and_offset
 from tunekit.spec.axes import (
     DTYPES,
     Axis,
     Constraint,
-    Predicate,
     Tolerance,
     Tunable,
     check_name,
@@ -29,48 +30,8 @@ from tunekit.spec.axes import (
     unknown,
 )
 
-
-@dataclass(frozen=True)
-class TensorArg:
-    """A tensor of the kernel's signature.
-
-    `shape` names problem axes or gives ints; `dtype` names a dtype axis or a
-    dtype. `when` tells for which problems the argument exists. `valid` declares
-    the region of an output that must be written, a slice per dim; outside it
-    anything goes. Outputs that the caller does not pass are allocated.
-    """
-
-    name: str
-    shape: tuple[str | int, ...]
-    dtype: str
-    role: Literal["input", "output", "inout"] = "input"
-    when: Predicate | None = None
-    valid: Callable[[Any], tuple[slice, ...]] | None = None
-
-    def __post_init__(self) -> None:
-        check_name(self.name, "tensor")
-        if self.role not in ("input", "output", "inout"):
-            raise SpecError(f"role is {self.role!r}; it must be input, output or inout", field=self.name)
-
-    def sizes(self, values: Values) -> tuple[int, ...]:
-        """The shape for a problem."""
-        return tuple(d if isinstance(d, int) else int(values[d]) for d in self.shape)
-
-    def dtype_of(self, values: Values) -> str:
-        return str(values[self.dtype]) if self.dtype in values else self.dtype
-
-
-@dataclass(frozen=True)
-class ScalarArg:
-    """A run-time number of the signature, with its default as a function of the problem."""
-
-    name: str
-    default: Callable[[Any], float]
-    dtype: Literal["float32", "int32", "int64"] = "float32"
-    when: Predicate | None = None
-
-    def __post_init__(self) -> None:
-        check_name(self.name, "scalar")
+WORKSPACE = "workspace"
+"""What messages call an implementation's scratch tensor."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +55,9 @@ class Implementation:
     pair (``@cute.jit`` callable, compile arguments), for ``host`` the C source. `footprint` is arithmetic
     over problem + tunables, or None if only tracing can tell. `defaults` are
     tried in order: a problem's default is the first that its constraints allow.
+    `workspace`, of the same values, gives the float32 elements of a scratch tensor that the artifact
+    takes after the signature's arguments; where it is 0 there is no such argument, which may depend on
+    static axes and tunables only. What a call finds in it is undefined.
     """
 
     name: str
@@ -105,6 +69,7 @@ class Implementation:
     footprint: Callable[[Any, Arch], Footprint] | None = None
     backend: str = "cutedsl"
     compile_options: str = ""
+    workspace: Callable[[Any, Arch], int] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "implementation")
@@ -118,6 +83,8 @@ class Implementation:
         check_unique(self.constraints, "constraints")
         if not callable(self.build):
             raise SpecError("build must be a function", field="build")
+        if self.workspace is not None and not callable(self.workspace):
+            raise SpecError("workspace must be a function of (values, arch)", field="workspace")
         if isinstance(self.defaults, Mapping):
             object.__setattr__(self, "defaults", (self.defaults,))
         if not self.defaults:
@@ -193,10 +160,16 @@ class KernelSpec:
                 if tunable.name in axes:
                     raise SpecError(f"tunable {tunable.name} has the name of an axis", field=implementation.name)
         for arg in self.signature:
+            if arg.name in axes:
+                raise SpecError(f"argument {arg.name} has the name of an axis", field="signature")
+            if arg.name == WORKSPACE and any(implementation.workspace for implementation in self.implementations):
+                raise SpecError(f"argument {WORKSPACE} has the name of an implementation's scratch", field="signature")
             if isinstance(arg, TensorArg):
-                for dim in arg.shape:
-                    if isinstance(dim, str) and dim not in axes:
-                        raise SpecError(f"shape names {unknown('axis', dim, axes)}", field=arg.name)
+                for dim in (dim for shape in arg.shapes() for dim in shape if isinstance(dim, str)):
+                    name, _ = axis_and_offset(dim)
+                    if name not in axes or axes[name].kind != "dim":
+                        dims = [axis.name for axis in self.axes if axis.kind == "dim"]
+                        raise SpecError(f"shape names {unknown('axis', name, dims)}", field=arg.name)
                 if arg.dtype not in DTYPES and (arg.dtype not in axes or axes[arg.dtype].kind != "dtype"):
                     raise SpecError(f"dtype names {unknown('dtype', arg.dtype, (*axes, *DTYPES))}", field=arg.name)
         outputs = [a.name for a in self.signature if isinstance(a, TensorArg) and a.role != "input"]
@@ -220,7 +193,7 @@ class KernelSpec:
         return {axis.name: axis for axis in self.axes}
 
     def problem(self, given: Mapping[str, Value]) -> Values:
-        """`given` completed with the axes' defaults, in the axes' order, and checked.
+        """`given` completed with the axes' defaults (see problems), in the axes' order, and checked.
 
         Raises:
             SpecError: an unknown, missing or disallowed value, named with its axis.
@@ -229,18 +202,28 @@ class KernelSpec:
         for name in given:
             if name not in axes:
                 raise SpecError(unknown("axis", name, axes), field=self.name)
-        values: dict[str, Value] = {}
-        for axis in self.axes:
-            value = given.get(axis.name, axis.default)
-            if value is None:
-                raise SpecError(f"the problem needs {axis.name} (axes: {', '.join(axes)})", field=self.name)
-            axis.check(value)
-            values[axis.name] = value
-        problem = Values(values)
+        try:
+            problem = problems.complete(self.axes, given)
+        except SpecError as error:
+            raise SpecError(error.message, field=error.field or self.name) from error
         for constraint in self.constraints:
             if not constraint.holds(problem):
                 raise SpecError(f"{problem}: {constraint.name}: {constraint.why}", field=self.name)
         return problem
+
+    def derived(self, problem: Values) -> frozenset[str]:
+        """The axes of a complete problem whose values are what the others make them by default."""
+        return problems.derived(self.axes, problem)
+
+    def varied(self, problem: Values, changes: Mapping[str, Value]) -> Values:
+        """A complete problem with some values changed, and what follows from them by default derived anew.
+
+        Raises:
+            SpecError: as for `problem`.
+        """
+        dependent = problems.derived(self.axes, problem, keep=changes)
+        given = {name: value for name, value in problem.items() if name not in dependent}
+        return self.problem({**given, **changes})
 
     def static(self, problem: Values) -> Values:
         """The part of a problem that is compiled into the kernel."""
@@ -248,7 +231,7 @@ class KernelSpec:
 
     def bucket(self, problem: Values) -> Values:
         """The bucket that a problem's winner is kept under."""
-        return Values({axis.name: axis.bucketed(problem[axis.name]) for axis in self.axes})
+        return problems.bucket(self.axes, problem)
 
     def implementation(self, name: str) -> Implementation:
         for implementation in self.implementations:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from tunekit.errors import SpecError
 from tunekit.model import Values
-from tunekit.spec.declare import KernelSpec, ScalarArg, TensorArg
+from tunekit.spec.arguments import ScalarArg, TensorArg
+from tunekit.spec.declare import KernelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.errors import UserError
-from tunekit.model import Values
+from tunekit.model import Values, Variant
 from tunekit.simulate.launch.dlpack import contiguous, dtype_bits
 from tunekit.simulate.launch.mapping import shared_mapping
 from tunekit.simulate.machine import memory
+from tunekit.space import workspace
 from tunekit.spec import KernelSpec, ScalarArg
+from tunekit.spec.declare import WORKSPACE
 from tunekit.spec.inputs import draw, scalars
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ POISON = 0xFF
 @dataclass(frozen=True)
 class Wanted:
     """A buffer to be made. `data` (a numpy array or CPU torch tensor, contiguous) fills it; one without is an output:
-    poisoned, and uninitialised until the kernel writes it. An in-place tensor has data and is an output.
+    poisoned, and uninitialised until the kernel writes it. An in-place tensor has data and is an output. What is
+    left in a `scratch` output is no result.
 
     `shape` and `strides` (default: row-major) are in elements of `dtype`, a name of dlpack.DTYPES.
     """
@@ -47,6 +50,7 @@ class Wanted:
     strides: tuple[int, ...] = ()
     data: Any = None
     output: bool = False
+    scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Buffer:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     output: bool
+    scratch: bool = False
 
     @property
     def end(self) -> int:
@@ -101,6 +106,7 @@ class Buffers:
                 tuple(w.shape),
                 tuple(w.strides) or contiguous(w.shape),
                 w.output or w.data is None,
+                w.scratch,
             )
             for w, place, size in zip(wanted, places, sizes, strict=True)
         )
@@ -184,35 +190,41 @@ class CallArguments:
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """Views of what the kernel writes, in-place tensors too, by name."""
-        return {b.name: self.buffers.torch_view(b) for b in self.buffers.buffers if b.output}
+        return {b.name: self.buffers.torch_view(b) for b in self.buffers.buffers if b.output and not b.scratch}
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Views of what the kernel must leave as it was drawn."""
         return {b.name: self.buffers.torch_view(b) for b in self.buffers.buffers if not b.output}
 
 
-def arguments_of(spec: KernelSpec, problem: Values, seed: int) -> CallArguments:
-    """The arguments of a problem's call in simulated device memory, drawn as verifying on a GPU draws them."""
+def arguments_of(spec: KernelSpec, problem: Values, seed: int, variant: Variant | None = None) -> CallArguments:
+    """The arguments of a problem's call in simulated device memory, drawn as verifying on a GPU draws them, and last
+    the variant's workspace, if it has one. Without a variant there is none."""
     import torch
 
     drawn = draw(spec, problem, seed, torch.device("cpu"))
     numbers = scalars(spec, problem)
     arguments = spec.arguments(problem)
+    elements = workspace(spec, variant, problem) if variant is not None else 0
+    scratch = [Wanted(WORKSPACE, "float32", (elements,), output=True, scratch=True)] if elements else []
     buffers = Buffers(
         [
-            Wanted(
-                a.name,
-                a.dtype_of(problem),
-                a.sizes(problem),
-                data=None if a.role == "output" else drawn[a.name],
-                output=a.role != "input",
-            )
-            for a in arguments
-            if not isinstance(a, ScalarArg)
+            *(
+                Wanted(
+                    a.name,
+                    a.dtype_of(problem),
+                    a.sizes(problem),
+                    data=None if a.role == "output" else drawn[a.name],
+                    output=a.role != "input",
+                )
+                for a in arguments
+                if not isinstance(a, ScalarArg)
+            ),
+            *scratch,
         ]
     )
-    call = tuple(numbers[a.name] if isinstance(a, ScalarArg) else buffers[a.name] for a in arguments)
-    return CallArguments(buffers, call, drawn)
+    call = [numbers[a.name] if isinstance(a, ScalarArg) else buffers[a.name] for a in arguments]
+    return CallArguments(buffers, (*call, *(buffers[w.name] for w in scratch)), drawn)
 
 
 def _size_bytes(wanted: Wanted) -> int:
