@@ -11,6 +11,8 @@ from tunekit.arch import Arch
 from tunekit.model import Footprint, Values
 from tunekit.spec import Build, Constraint, Tunable
 
+from ..attention.missing import not_yet
+
 M_TILE = 128
 TMEM_COLUMNS = 512
 THREADS = 384
@@ -62,6 +64,21 @@ def footprint(v: Values, arch: Arch) -> Footprint:
 
 
 CONSTRAINTS = (
+    *not_yet(
+        "sm100",
+        "float16",
+        "head_dim_v",
+        "lse",
+        "kv_shared",
+        "causal",
+        "window",
+        "lengths",
+        "sink",
+        "sources",
+        "gather",
+        "paged",
+        "varlen",
+    ),
     Constraint(
         "gqa_ratio",
         "heads / kv_heads must be a power of two: the query tile packs whole heads, and TMA tiles only such a packing",

@@ -11,6 +11,8 @@ from tunekit.arch import Arch
 from tunekit.model import Footprint, Values
 from tunekit.spec import Build, Constraint, Tunable
 
+from ..attention.missing import not_yet
+
 BLOCK_ROWS = 64
 WARP_GROUP_THREADS = 128
 BF16_BYTES = 2
@@ -79,6 +81,21 @@ def _two_fit_an_sm(v: Values) -> bool:
 
 
 CONSTRAINTS = (
+    *not_yet(
+        "sm90",
+        "float16",
+        "head_dim_v",
+        "lse",
+        "kv_shared",
+        "causal",
+        "window",
+        "lengths",
+        "sink",
+        "sources",
+        "gather",
+        "paged",
+        "varlen",
+    ),
     Constraint(
         "pv_divides",
         "head_dim must be a multiple of pv_n_tile: every CTA owns whole column slices of V",
