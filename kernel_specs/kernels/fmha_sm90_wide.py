@@ -32,6 +32,7 @@ from .attention.arguments import by_name, element_type
 from .attention.mask import Mask
 from .attention.packing import Packing, rows_view
 from .attention.sequences import Sequences
+from .fmha_sm90_wide_space import slots
 from .sm90_ring import BARRIERS_PER_SLOT, Ring
 
 LOG2_E = math.log2(math.e)
@@ -51,8 +52,8 @@ BARRIER_BOTH = 5  # both warp groups
 class FmhaSm90Wide:
     """One CTA: 64 rows of one KV head, and the KV tiles of one split. `problem`: static axes.
 
-    `tunables`: ``kv_tile`` keys a tile; ``part_columns`` columns a part of it; ``slots`` parts in the ring;
-    ``cluster_m`` CTAs with neighbouring rows share K and V by multicast.
+    `tunables`: ``kv_tile`` keys a tile; ``part_columns`` columns a part of it; ``cluster_m`` CTAs with neighbouring
+    rows share K and V by multicast.
     """
 
     def __init__(self, problem, tunables):
@@ -60,7 +61,7 @@ class FmhaSm90Wide:
         self.element = element_type(problem)
         self.kv_tile = tunables.kv_tile
         self.part_columns = tunables.part_columns
-        self.slots = tunables.slots
+        self.slots = slots(tunables)
         self.cluster_m = tunables.cluster_m
         self.parts = HEAD_DIM // self.part_columns
         self.own_parts = OWN_COLUMNS // self.part_columns
@@ -80,6 +81,20 @@ class FmhaSm90Wide:
         """Build the TMA views and launch one CTA per (row block, KV head, sequence)."""
         tensors = by_name(self.problem, arguments)
         stream = tensors.pop("stream")
+        atoms, views = self._copies(tensors)
+        blocks = self.packing.blocks(tensors["q"].shape[1])
+        grid = (cute.round_up(blocks, self.cluster_m), self.problem.kv_heads, tensors["q"].shape[0])
+        self._kernel(atoms, views, tensors).launch(
+            grid=grid,
+            block=(THREADS, 1, 1),
+            cluster=(self.cluster_m, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+            preferred_smem_carveout=100,
+        )
+
+    def _copies(self, tensors):
+        """The TMA atoms and the views that they walk, by tensor."""
         atoms, views = {}, {}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         share = cpasync.CopyBulkTensorTileG2SMulticastOp() if self.cluster_m > 1 else load
@@ -97,18 +112,9 @@ class FmhaSm90Wide:
                     self.cluster_m,
                 )
         atoms["o"], views["o"] = cpasync.make_tiled_tma_atom(
-            store, rows_view(tensors["o"]), self._layout_o(), (self.packing.tile, OWN_COLUMNS)
+            store, rows_view(tensors["o"]), cute.select(self._layout_o(), mode=[0, 1]), (self.packing.tile, OWN_COLUMNS)
         )
-        blocks = self.packing.blocks(tensors["q"].shape[1])
-        grid = (cute.round_up(blocks, self.cluster_m), self.problem.kv_heads, tensors["q"].shape[0])
-        self._kernel(atoms, views, tensors).launch(
-            grid=grid,
-            block=(THREADS, 1, 1),
-            cluster=(self.cluster_m, 1, 1),
-            stream=stream,
-            min_blocks_per_mp=1,
-            preferred_smem_carveout=100,
-        )
+        return atoms, views
 
     def _atom(self, columns, kind="K"):
         """The swizzled atom of rows (``K``) or columns (``MN``) whose contiguous mode has ``columns`` elements."""
@@ -134,8 +140,8 @@ class FmhaSm90Wide:
         return cute.tile_to_shape(self._atom(self.kv_tile), (BLOCK_ROWS, self.kv_tile, 2), (0, 1, 2))
 
     def _layout_o(self):
-        """[rows, a warp group's columns]."""
-        return cute.tile_to_shape(self._atom(OWN_COLUMNS), (BLOCK_ROWS, OWN_COLUMNS), (0, 1))
+        """[rows, a warp group's columns, warp group]."""
+        return cute.tile_to_shape(self._atom(OWN_COLUMNS), (BLOCK_ROWS, OWN_COLUMNS, 2), (0, 1, 2))
 
     def _tiled_mma(self, columns, b_major=OperandMajorMode.K, a_source=warpgroup.OperandSource.SMEM):
         """64 rows by ``columns`` of one warp group."""
@@ -174,17 +180,12 @@ class FmhaSm90Wide:
         storage = SmemAllocator().allocate(self._shared_storage())
         ring = Ring(
             storage.ring_barriers.data_ptr(),
-            self.slots,
-            self.kv_tile * self.part_columns * self.element.width // 8,
+            slots=self.slots,
+            bytes_filled=self.kv_tile * self.part_columns * self.element.width // 8,
             sharers=self.cluster_m,
         )
         q_barrier = storage.q_barrier.data_ptr()
-        if warp_index == 0:
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_init(q_barrier, 1)
-                ring.initialise()
-        cute.arch.mbarrier_init_fence()
-        self._synchronize()
+        self._initialise(ring, q_barrier, warp_index)
 
         block, kv_head, batch = cute.arch.block_idx()
         place = SimpleNamespace(block=block, kv_head=kv_head, batch=batch)
@@ -204,6 +205,16 @@ class FmhaSm90Wide:
         if const_expr(self.cluster_m > 1):
             # The other CTAs may still write this one's ring or arrive on its barriers.
             self._synchronize()
+
+    @cute.jit
+    def _initialise(self, ring, q_barrier, warp_index):
+        """Make the barriers, before anyone uses them."""
+        if warp_index == 0:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_init(q_barrier, 1)
+                ring.initialise()
+        cute.arch.mbarrier_init_fence()
+        self._synchronize()
 
     @cute.jit
     def _synchronize(self):
@@ -346,7 +357,7 @@ class FmhaSm90Wide:
                 self._take(work)
                 self._issue_values(work, work.mma_o_taken, work.p_taken, walk.count - 1)
                 self._end_values(work, walk.count - 1)
-        self._finish(work, atoms["o"], views["o"], tensors, storage, place)
+        self._finish(me, work, atoms["o"], views["o"], tensors, storage, place)
 
     @cute.jit
     def _start(self, me: cutlass.Constexpr[int], tensors, storage, ring, walk, place):
@@ -451,27 +462,27 @@ class FmhaSm90Wide:
     @cute.jit
     def _hide(self, work, tile):
         """Set the scores of keys that a row does not see to -inf."""
-        walk = work.walk
+        walk, acc_s, columns = work.walk, work.acc_s, work.columns
         first = tile < walk.tiles1
         keys = walk.keys if const_expr(not self.two) else (walk.keys if first else walk.keys2)
         index = tile + walk.begin if const_expr(not self.two) else (tile + walk.begin if first else tile - walk.tiles1)
         base = index * self.kv_tile
         valid = keys - base
         if const_expr(self.mask.by_position):
+            visible = work.visible
             partial = valid < self.kv_tile or (first and (index < walk.full_begin or index >= walk.full_end))
             if partial:
                 for r in cutlass.range_constexpr(2):
-                    seen_from, seen_end = work.visible[r]
+                    seen_from, seen_end = visible[r]
                     low = seen_from - base if first else Int32(0)
                     high = seen_end - base if first else valid
-                    for i in cutlass.range_constexpr(cute.size(work.acc_s)):
+                    for i in cutlass.range_constexpr(cute.size(acc_s)):
                         if const_expr(i // 2 % 2 == r):
-                            column = work.columns[i][1]
-                            work.acc_s[i] = work.acc_s[i] if column >= low and column < high else -Float32.inf
+                            acc_s[i] = acc_s[i] if columns[i][1] >= low and columns[i][1] < high else -Float32.inf
         else:
             if valid < self.kv_tile:
-                for i in cutlass.range_constexpr(cute.size(work.acc_s)):
-                    work.acc_s[i] = work.acc_s[i] if work.columns[i][1] < valid else -Float32.inf
+                for i in cutlass.range_constexpr(cute.size(acc_s)):
+                    acc_s[i] = acc_s[i] if columns[i][1] < valid else -Float32.inf
 
     @cute.jit
     def _give(self, work):
@@ -480,9 +491,10 @@ class FmhaSm90Wide:
         rounded = cute.make_tensor(work.p.iterator, work.acc_s.layout)
         rounded.store(work.acc_s.load().to(self.element))
         cute.copy(work.store_p, work.store_p.retile(rounded), work.shared_p)
+        given, maximum, rows = work.maxima_given, work.maximum, work.rows
         if work.thread % 4 == 0:
             for r in cutlass.range_constexpr(2):
-                work.maxima_given[work.rows[r]] = work.maximum[r]
+                given[rows[r]] = maximum[r]
         # wgmma reads through the async proxy.
         cute.arch.fence_view_async_shared()
         cute.arch.barrier_arrive(barrier_id=BARRIER_READY + work.me, number_of_threads=CONSUMER_THREADS)
@@ -536,42 +548,41 @@ class FmhaSm90Wide:
             keys = walk.keys if tile < walk.tiles1 else walk.keys2
             index = walk.begin + tile if tile < walk.tiles1 else tile - walk.tiles1
         valid = keys - index * self.kv_tile
+        parts, thread = work.ring_tiles, work.thread
+        ring_slots = [work.ring.slot(position + part) for part in range(self.own_parts)]
         if valid < self.kv_tile:
-            for part in cutlass.range_constexpr(self.own_parts):
-                rows = work.ring_tiles[None, None, work.ring.slot(position + part)]
-                for row in cutlass.range(valid, self.kv_tile, unroll=1):
+            for row in cutlass.range(valid, self.kv_tile, unroll=1):
+                for part in cutlass.range_constexpr(self.own_parts):
                     for column in cutlass.range_constexpr(0, self.part_columns, WARP_GROUP_THREADS):
-                        rows[row, column + work.thread] = self.element(0.0)
+                        parts[row, column + thread, ring_slots[part]] = self.element(0.0)
             cute.arch.fence_view_async_shared()
             cute.arch.barrier(barrier_id=BARRIER_GROUP + work.me, number_of_threads=WARP_GROUP_THREADS)
 
     @cute.jit
-    def _finish(self, work, atom_o, view_o, tensors, storage, place):
+    def _finish(self, me: cutlass.Constexpr[int], work, atom_o, view_o, tensors, storage, place):
         """Sum the rows over both warp groups, write the statistics, and send the own half of O out by TMA."""
+        given, total, rows = work.sums_given, work.total, work.rows
         for r in cutlass.range_constexpr(2):
-            work.total[r] = cute.arch.warp_reduction_sum(work.total[r], threads_in_group=4)
+            total[r] = cute.arch.warp_reduction_sum(total[r], threads_in_group=4)
             if work.thread % 4 == 0:
-                work.sums_given[work.rows[r]] = work.total[r]
+                given[rows[r]] = total[r]
         # All scores have been computed, too: Q is spent.
         cute.arch.barrier(barrier_id=BARRIER_BOTH, number_of_threads=CONSUMER_THREADS)
         for r in cutlass.range_constexpr(2):
-            work.total[r] = work.total[r] + work.sums_taken[work.rows[r]]
+            total[r] = total[r] + work.sums_taken[rows[r]]
         if const_expr(self.problem.normalize):
             self._normalize(work, tensors, place)
-        if const_expr(self.write_lse and work.me == 0):
+        if const_expr(self.write_lse and me == 0):
             self._write_statistics(work, tensors, place)
 
         layout = self._layout_o()
-        half = BLOCK_ROWS * OWN_COLUMNS
-        block = cute.make_tensor(
-            cute.recast_ptr(storage.q.data_ptr() + work.me * half, layout.inner), layout.outer
-        )
+        block = storage.q.get_tensor(layout.outer, swizzle=layout.inner)[None, None, work.me]
         store = _matrix_store(work.mma_o, self.element).get_slice(work.thread)
         for part in cutlass.range_constexpr(self.own_parts):
             rounded = cute.make_rmem_tensor(work.acc_o[part].layout, self.element)
             rounded.store(work.acc_o[part].load().to(self.element))
-            target = cute.local_tile(block, (BLOCK_ROWS, self.part_columns), (0, part))
-            cute.copy(store, store.retile(rounded), store.partition_D(target))
+            staged = cute.local_tile(block, (BLOCK_ROWS, self.part_columns), (0, part))
+            cute.copy(store, store.retile(rounded), store.partition_D(staged))
         cute.arch.fence_view_async_shared()
         cute.arch.barrier(barrier_id=BARRIER_GROUP + work.me, number_of_threads=WARP_GROUP_THREADS)
         if cute.arch.make_warp_uniform(work.thread // 32) == 0:
@@ -608,15 +619,16 @@ class FmhaSm90Wide:
     @cute.jit
     def _write_statistics(self, work, tensors, place):
         """LSE, and the raw maxima of un-normalised rows; natural logarithm, without the sink."""
-        if work.thread % 4 == 0:
-            for r in cutlass.range_constexpr(2):
-                head = self.packing.head(work.rows[r], place.head_block)
-                position = self.packing.position(work.rows[r], place.position_block)
-                if position < work.walk.queries:
-                    lse = work.maximum[r] * tensors["scale"] + cute.math.log(work.total[r])
-                    tensors["lse"][place.batch, head, position] = lse
-                    if const_expr(not self.problem.normalize):
-                        tensors["row_max"][place.batch, head, position] = work.maximum[r]
+        lse, row_max = tensors["lse"], tensors.get("row_max")
+        for r in cutlass.range_constexpr(2):
+            head = self.packing.head(work.rows[r], place.head_block)
+            position = self.packing.position(work.rows[r], place.position_block)
+            if work.thread % 4 == 0 and position < work.walk.queries:
+                lse[place.batch, head, position] = (
+                    work.maximum[r] * tensors["scale"] + cute.math.log(work.total[r])
+                )
+                if const_expr(not self.problem.normalize):
+                    row_max[place.batch, head, position] = work.maximum[r]
 
 
 def _matrix_store(mma, element):

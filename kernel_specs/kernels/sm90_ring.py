@@ -4,27 +4,35 @@ Everything that passes through a ring has a *position*, counted from 0: it lies 
 ``position // slots``-th thing there. Who knows the order of the loads can wait for any of them, and release it.
 """
 
-from dataclasses import dataclass
+from copy import copy
 
 import cutlass.cute as cute
-from cutlass import const_expr
+from cutlass import Int32, const_expr
 
 BARRIERS_PER_SLOT = 2
 
 
-@dataclass(frozen=True)
 class Ring:
     """`barriers`: 2 * `slots` of them, the full ones first. A slot is full when `bytes_filled` bytes and `fills`
     arrivals have come, and empty when `releases` warps of each of the `sharers` CTAs that fill it together have let go
     of it; the CTAs are the cluster's ranks from `first_rank` on."""
 
-    barriers: cute.Pointer
-    slots: int
-    bytes_filled: int
-    fills: int = 1
-    releases: int = 4
-    sharers: int = 1
-    first_rank: object = 0
+    def __init__(self, barriers, *, slots, bytes_filled, fills=1, releases=4, sharers=1, first_rank=0):
+        self.barriers = barriers
+        self.slots = slots
+        self.bytes_filled = bytes_filled
+        self.fills = fills
+        self.releases = releases
+        self.sharers = sharers
+        self.first_rank = Int32(first_rank)
+
+    def __extract_mlir_values__(self):
+        return [self.barriers, self.first_rank]
+
+    def __new_from_mlir_values__(self, values):
+        new = copy(self)
+        new.barriers, new.first_rank = values
+        return new
 
     def initialise(self):
         """To be called by one thread, before a fence and a barrier."""
