@@ -23,10 +23,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunekit.model import Variant
 
 PROBLEM = {"batch": 1, "t": 70, "s_k": 600, "heads": 2, "kv_heads": 1, "head_dim": 64}
-STATIC = ("heads", "kv_heads", "head_dim", "dtype", "normalize")
 SYMBOL = "mutated"
 TIME_LIMIT_S = 60.0
 REMOVED = (
@@ -101,35 +103,33 @@ class Kernel:
         from tunekit.simulate.launch.capture import capture_object
         from tunekit.simulate.problem import oracle
         from tunekit.simulate.ptx.read import read_module
+        from tunekit.space import default_variant
         from tunekit.spec import load_spec
 
         self.spec = load_spec("fmha")
         self.problem = self.spec.problem(PROBLEM)
+        variant = default_variant(self.spec, parse_arch(arch), self.problem)
+        if variant is None:
+            raise SystemExit(f"fmha has no default variant on {arch}")
         if not (place / "kernel.ptx").exists():
             place.mkdir(parents=True, exist_ok=True)
-            self._compile(arch, place)
+            self._compile(variant, place)
         self.ptx = (place / "kernel.ptx").read_text()
-        self.arguments = arguments_of(self.spec, self.problem, seed=0)
+        self.arguments = arguments_of(self.spec, self.problem, 0, variant)
         self.wanted = oracle("fmha", self.problem, 0)
         module = read_module(self.ptx)
         self.launches = capture_object(place / "kernel.o", SYMBOL, self.arguments.call, parse_arch(arch), module)
 
-    def _compile(self, arch: str, place: Path) -> None:
-        from tunekit.arch import parse_arch
+    def _compile(self, variant: Variant, place: Path) -> None:
         from tunekit.backends import CompileRequest
         from tunekit.jobs import Limits, Pool, Task
-        from tunekit.model import Values
-        from tunekit.space import default_variant
 
-        variant = default_variant(self.spec, parse_arch(arch), self.problem)
-        if variant is None:
-            raise SystemExit(f"fmha has no default variant on {arch}")
-        static = Values({name: self.problem[name] for name in STATIC})
+        static, arch = self.spec.static(self.problem), variant.arch
         request = CompileRequest("fmha", variant.implementation, arch, static, variant.tunables, SYMBOL, str(place))
         with Pool(workers=1, warm=("cutedsl",), limits=Limits(60, 300, 8 * 2**30)) as pool:
             (made,) = pool.run([Task(id="fmha", payload=request.to_payload())])
         if made.status != "ok":
-            raise SystemExit(f"compiling for {arch}: {made.reason}")
+            raise SystemExit(f"compiling for {variant.arch}: {made.reason}")
 
     def run(self, ptx: str, seed: int, strict: bool) -> str:
         """What is found of the kernel with this PTX under one seed; "" for nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from tunekit.model import Cost, Values
@@ -55,7 +56,7 @@ def _sequences(p: Values) -> Iterator[tuple[int, int, int]]:
     queries, longer = divmod(p.total_t, p.batch)
     keys, more = divmod(p.total_s_k, p.batch) if not p.page else (p.s_k, 0)
     ends = sorted({0, longer, more, p.batch})
-    for begin, end in zip(ends[:-1], ends[1:], strict=True):
+    for begin, end in itertools.pairwise(ends):
         yield end - begin, queries + (begin < longer), keys + (begin < more)
 
 

@@ -108,18 +108,17 @@ class _Draw:
         import torch
 
         p = self._problem
-        options = {"generator": self._generator, "device": self._device}
         shape = (p.batch, p.t, p.top_k)
         indices = torch.full(shape, -1, dtype=torch.int64, device=self._device)
         # A sequence's tokens read one permutation from different places: distinct rows without a sort for each.
         place = torch.arange(min(p.top_k, rows), device=self._device)
         for b in range(p.batch):
-            permutation = torch.randperm(rows, **options)
-            start = torch.randint(rows, (p.t, 1), **options)
+            permutation = torch.randperm(rows, generator=self._generator, device=self._device)
+            start = torch.randint(rows, (p.t, 1), generator=self._generator, device=self._device)
             indices[b, :, : len(place)] = permutation[(start + place) % rows]
         if rows < p.top_k:
-            indices = indices[..., torch.randperm(p.top_k, **options)]
-        none = torch.rand(shape, **options) < UNLISTED
+            indices = indices[..., torch.randperm(p.top_k, generator=self._generator, device=self._device)]
+        none = torch.rand(shape, generator=self._generator, device=self._device) < UNLISTED
         none[0, 0] = False
         if p.batch * p.t > 1:
             none[-1, -1] = True

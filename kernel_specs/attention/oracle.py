@@ -207,9 +207,7 @@ def _sequences(problem: Values, inputs: Mapping[str, Any]) -> Iterator[tuple[int
         yield where, sources
 
 
-def _keys_of(
-    problem: Values, inputs: Mapping[str, Any], name: str, b: int, lengths: list[int] | None
-) -> torch.Tensor:
+def _keys_of(problem: Values, inputs: Mapping[str, Any], name: str, b: int, lengths: list[int] | None) -> torch.Tensor:
     """The rows of k or v that exist for sequence `b`: [keys, kv_heads, columns]."""
     tensor = inputs[name]
     if problem.page:

@@ -7,6 +7,7 @@ What the words mean is told in kernel_specs/fmha.py. A shape names axes; where a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from tunekit.model import Values
 from tunekit.spec import Axis, Constraint, ScalarArg, TensorArg
@@ -17,7 +18,7 @@ PAGE_KEYS = 64  # a page holds a multiple of this many keys
 
 
 def _packed_queries(p: Values) -> int:
-    """Half of what would fit besides one whole sequence, so that the sequences are ragged; 1 where nothing is packed."""
+    """Half of what would fit besides one whole sequence, so that they are ragged; 1 where nothing is packed."""
     return (p.batch + 1) * p.t // 2 if p.varlen else 1
 
 
@@ -84,7 +85,7 @@ def _window(p: Values) -> bool:
     return bool(p.mask == "window")
 
 
-def _queries(name: str, columns: str, role: str) -> TensorArg:
+def _queries(name: str, columns: str, role: Literal["input", "output"]) -> TensorArg:
     packed = ("total_t", "heads", columns)
     return TensorArg(name, ("batch", "t", "heads", columns), "dtype", role=role, forms=((_varlen, packed),))
 
@@ -153,7 +154,8 @@ RULES = (
     ),
     Constraint(
         "gather_positions",
-        "a gathered source has no positions and no length, its list says all: with one source, mask=none and no lengths",
+        "a gathered source has neither positions nor a length, only its list: if it is the one source, mask=none and "
+        "no lengths",
         lambda p: not p.gather or _two(p) or (p.mask == "none" and not p.has_lengths),
     ),
     Constraint(
@@ -161,7 +163,11 @@ RULES = (
         "pages and packed sequences are for one source that is not gathered",
         lambda p: not (_paged(p) or p.varlen) or not (_two(p) or p.gather),
     ),
-    Constraint("paged_lengths", "a page's end is no sequence's end: page > 0 needs has_lengths", lambda p: p.has_lengths or not _paged(p)),
+    Constraint(
+        "paged_lengths",
+        "a page's end is no sequence's end: page > 0 needs has_lengths",
+        lambda p: p.has_lengths or not _paged(p),
+    ),
     Constraint(
         "packed_lengths",
         "cu_seqlens_k has the lengths of packed keys: varlen without pages takes no has_lengths",
@@ -176,13 +182,17 @@ RULES = (
     Constraint(
         "packed_rows",
         "no packed sequence is longer than t queries and s_k keys: total_t <= batch * t and total_s_k <= batch * s_k",
-        lambda p: (not p.varlen or p.total_t <= p.batch * p.t) and (not packs_keys(p) or p.total_s_k <= p.batch * p.s_k),
+        lambda p: (
+            (not p.varlen or p.total_t <= p.batch * p.t) and (not packs_keys(p) or p.total_s_k <= p.batch * p.s_k)
+        ),
     ),
     Constraint(
         "unused",
         "table_pages and pages are 1 without pages, total_t and total_s_k 1 where nothing is packed",
-        lambda p: (_paged(p) or p.table_pages == p.pages == 1)
-        and (p.varlen or p.total_t == 1)
-        and (packs_keys(p) or p.total_s_k == 1),
+        lambda p: (
+            (_paged(p) or p.table_pages == p.pages == 1)
+            and (p.varlen or p.total_t == 1)
+            and (packs_keys(p) or p.total_s_k == 1)
+        ),
     ),
 )

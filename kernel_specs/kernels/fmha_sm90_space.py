@@ -1,6 +1,10 @@
 """The space of the sm_90a attention kernel: tunables, rules and footprint, as plain arithmetic.
 
-`v` is problem and tunables together; what each tunable does is told in fmha_sm90.py.
+`v` is problem and tunables together. `m_tile` rows and `pv_n_tile` columns of O a CTA; `kv_tile` keys a step;
+`kv_stage` tiles in the K and V rings, each K tile in `k_sub` stages; `smem_p`: P goes through shared memory, not
+registers; `kv_groups` warp groups share each row block, taking every kv_groups-th tile; `cluster_m` CTAs with
+neighbouring rows share K and V by multicast; `ctas_per_sm` CTAs fit one SM's register file; `rescale_log2`: O is
+rescaled only when a row's maximum has grown by more than this power of two (0: at every step, exactly).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from ..attention.missing import not_yet
 
 BLOCK_ROWS = 64
 WARP_GROUP_THREADS = 128
-BF16_BYTES = 2
+ELEMENT_BYTES = 2  # of bfloat16 and float16
 BARRIER_BYTES = 8
 STORAGE_ALIGNMENT = 1024  # of swizzled tiles, and so of the whole storage
 SMEM_PER_SM_BYTES = 233_472
@@ -34,6 +38,7 @@ TUNABLES = (
     Tunable("kv_groups", (1, 2)),
     Tunable("cluster_m", (1, 2)),
     Tunable("ctas_per_sm", (1, 2)),
+    Tunable("rescale_log2", (0, 8)),
 )
 
 
@@ -43,14 +48,15 @@ def consumers(v: Values) -> int:
 
 
 def smem_terms(v: Values) -> dict[str, int]:
-    """Bytes of each part of a CTA's shared memory; O reuses Q, and the KV groups' exchange reuses K and V."""
+    """Bytes of each part of a CTA's shared memory. O reuses Q, the KV groups' exchange reuses K and V; kv_shared: V is
+    in K's stages."""
     k_stage = v.kv_stage * v.k_sub
     return {
-        "q": v.m_tile * v.head_dim * BF16_BYTES,
-        "k": v.kv_stage * v.kv_tile * v.head_dim * BF16_BYTES,
-        "v": v.kv_stage * v.kv_tile * v.pv_n_tile * BF16_BYTES,
-        "p": consumers(v) * BLOCK_ROWS * v.kv_tile * BF16_BYTES if v.smem_p else 0,
-        "barriers": 2 * BARRIER_BYTES * (1 + k_stage + v.kv_stage),
+        "q": v.m_tile * v.head_dim * ELEMENT_BYTES,
+        "k": v.kv_stage * v.kv_tile * v.head_dim * ELEMENT_BYTES,
+        "v": 0 if v.kv_shared else v.kv_stage * v.kv_tile * v.pv_n_tile * ELEMENT_BYTES,
+        "p": consumers(v) * BLOCK_ROWS * v.kv_tile * ELEMENT_BYTES if v.smem_p else 0,
+        "barriers": 2 * BARRIER_BYTES * (1 + k_stage + (0 if v.kv_shared else v.kv_stage)),
     }
 
 
@@ -85,7 +91,6 @@ CONSTRAINTS = (
         "sm90",
         "float16",
         "head_dim_v",
-        "lse",
         "kv_shared",
         "causal",
         "window",
@@ -98,8 +103,13 @@ CONSTRAINTS = (
     ),
     Constraint(
         "pv_divides",
-        "head_dim must be a multiple of pv_n_tile: every CTA owns whole column slices of V",
-        lambda v: v.head_dim % v.pv_n_tile == 0,
+        "head_dim_v must be a multiple of pv_n_tile: every CTA owns whole column slices of V",
+        lambda v: v.head_dim_v % v.pv_n_tile == 0,
+    ),
+    Constraint(
+        "o_in_q",
+        "O is staged in Q's shared memory, so pv_n_tile must be at most head_dim",
+        lambda v: v.pv_n_tile <= v.head_dim,
     ),
     Constraint(
         "k_parts",
@@ -110,6 +120,21 @@ CONSTRAINTS = (
         "k_sub_wide",
         "K is split over ring stages only where a tile is wide (head_dim >= 256)",
         lambda v: v.k_sub == 1 or v.head_dim >= 256,
+    ),
+    Constraint(
+        "shared_whole",
+        "with kv_shared a stage is K's whole tile and V's, so k_sub must be 1",
+        lambda v: not v.kv_shared or v.k_sub == 1,
+    ),
+    Constraint(
+        "shared_stages",
+        "with kv_shared a tile is held until its PV product, which follows the next tile's S: two stages a KV group",
+        lambda v: not v.kv_shared or v.kv_stage >= 2 * v.kv_groups,
+    ),
+    Constraint(
+        "page_tile",
+        "a KV tile lies within one page, so page must be a multiple of kv_tile",
+        lambda v: v.page % v.kv_tile == 0,
     ),
     Constraint(
         "residency",
@@ -128,6 +153,11 @@ CONSTRAINTS = (
         lambda v: v.kv_groups == 1 or _exchange_fits(v),
     ),
     Constraint(
+        "lazy_final",
+        "a maximum that lags behind (rescale_log2 > 0) is no row_max to merge by, so it needs normalize",
+        lambda v: v.rescale_log2 == 0 or v.normalize,
+    ),
+    Constraint(
         "registers",
         "S, P and O of a consumer thread (kv_tile / 2, kv_tile / 4 unless smem_p, pv_n_tile / 2 registers) must leave "
         "room in its share of the register file, or ptxas spills and serialises wgmma",
@@ -140,19 +170,24 @@ CONSTRAINTS = (
     ),
 )
 
-_PLAIN = {"k_sub": 1, "kv_groups": 1, "cluster_m": 1, "ctas_per_sm": 1}
+_PLAIN = {"smem_p": False, "k_sub": 1, "kv_groups": 1, "cluster_m": 1, "ctas_per_sm": 1, "rescale_log2": 0}
 DEFAULTS = (
-    {"m_tile": 128, "pv_n_tile": 128, "kv_tile": 128, "kv_stage": 2, "smem_p": False, **_PLAIN},
-    {"m_tile": 128, "pv_n_tile": 64, "kv_tile": 128, "kv_stage": 2, "smem_p": False, **_PLAIN},
-    {"m_tile": 128, "pv_n_tile": 128, "kv_tile": 64, "kv_stage": 2, "smem_p": False, **_PLAIN},
-    {"m_tile": 64, "pv_n_tile": 256, "kv_tile": 64, "kv_stage": 1, "smem_p": False, **_PLAIN},
+    {"m_tile": 128, "pv_n_tile": 128, "kv_tile": 128, "kv_stage": 2, **_PLAIN},
+    {"m_tile": 128, "pv_n_tile": 64, "kv_tile": 128, "kv_stage": 2, **_PLAIN},
+    {"m_tile": 128, "pv_n_tile": 128, "kv_tile": 64, "kv_stage": 2, **_PLAIN},
+    {"m_tile": 128, "pv_n_tile": 64, "kv_tile": 64, "kv_stage": 2, **_PLAIN},
+    {"m_tile": 64, "pv_n_tile": 256, "kv_tile": 64, "kv_stage": 1, **_PLAIN},
+    {"m_tile": 64, "pv_n_tile": 256, "kv_tile": 64, "kv_stage": 2, **_PLAIN},
+    {"m_tile": 64, "pv_n_tile": 128, "kv_tile": 64, "kv_stage": 1, **_PLAIN},
+    {"m_tile": 64, "pv_n_tile": 128, "kv_tile": 64, "kv_stage": 2, **_PLAIN},
+    {"m_tile": 64, "pv_n_tile": 64, "kv_tile": 64, "kv_stage": 1, **_PLAIN},
+    {"m_tile": 64, "pv_n_tile": 64, "kv_tile": 64, "kv_stage": 2, **_PLAIN},
 )
 
 
 def build(b: Build) -> tuple[Any, Any]:
     """The kernel and its compile arguments."""
-    from .fmha_sm90 import make_fake_args, make_fmha
+    from .attention.arguments import make_fake_args
+    from .fmha_sm90 import make_kernel
 
-    p = b.problem
-    shape = {"head_dim": p.head_dim, "heads": p.heads, "kv_heads": p.kv_heads, "normalize": p.normalize}
-    return make_fmha(**shape, **b.tunables), make_fake_args(**shape)
+    return make_kernel(b.problem, b.tunables), make_fake_args(b.problem)

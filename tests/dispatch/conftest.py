@@ -22,6 +22,7 @@ from tunekit.store.database import Store
 SPECS = Path(__file__).parent.parent / "specs"
 HOST_SCALE = f"{SPECS / 'host_scale.py'}:host_scale"
 PROTOCOL = protocol("final", "perf_counter", cold=False, own_inputs=False, clocks="host")
+PROTOCOL_OWN_INPUTS = protocol("final", "perf_counter", cold=False, own_inputs=True, clocks="host")
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Tuned:
             problem=complete,
             bucket=spec.bucket(complete),
             environment=environment(0),
-            protocol=PROTOCOL,
+            protocol=PROTOCOL if spec.inputs is None else PROTOCOL_OWN_INPUTS,
             artifact=key,
             symbol=symbol_of(key),
             median_us=10.0,

@@ -19,6 +19,7 @@ import pytest
 from driver_api import Gpu, driver_context
 from loading import module_of
 
+from tunekit import identity
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest
 from tunekit.backends.load import load_artifact
@@ -344,7 +345,8 @@ def test_a_compiled_kernel_does_in_the_simulator_what_it_does_here(compiled: dic
     spec = load_spec(spec_of(kernel, place))
     problem = spec.problem({**kernel.static, **kernel.axes})
     symbol = f"tunekit_{list(KERNELS).index(name)}"
-    arguments = arguments_of(spec, problem, seed=1)
+    variant = identity.variant(spec.name, spec.version, kernel.implementation, ARCH, Values(kernel.tunables))
+    arguments = arguments_of(spec, problem, 1, variant)
     module = read_module((place / "kernel.ptx").read_text())
     launches = capture_object(place / "kernel.o", symbol, arguments.call, parse_arch(ARCH), module)
     report = simulate(launches, module, arguments.buffers)
@@ -353,7 +355,7 @@ def test_a_compiled_kernel_does_in_the_simulator_what_it_does_here(compiled: dic
     simulated = {key: value.clone() for key, value in arguments.outputs().items()}
     tensors = {
         **{key: value.cuda() for key, value in arguments.inputs().items()},
-        **{key: torch.full_like(value, -1.0).cuda() for key, value in simulated.items()},
+        **{key: torch.full_like(value, -1.0).cuda() for key, value in (simulated | arguments.scratch()).items()},
     }
     call = [tensors[a.name] if hasattr(a, "name") else a for a in arguments.call]
     load_artifact(place / "kernel.so", symbol)(*call)

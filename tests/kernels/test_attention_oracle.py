@@ -47,9 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gather, fewer rows than entries": {"gather": True, "top_k": 100},
     "gather the second": {**TWO, "gather": True, "top_k": 16},
     "like DSV4": {
-        **TWO, **WINDOW, "gather": True, "top_k": 16, "has_sink": True, "has_lengths": True, "kv_shared": True,
-        "kv_heads": 1, "head_dim": 512, "return_lse": True,
-    },  # fmt: skip
+        **{"kv_heads": 1, "head_dim": 512, "kv_shared": True, "has_sink": True, "has_lengths": True},
+        **{**TWO, **WINDOW, "gather": True, "top_k": 16, "return_lse": True},
+    },
     "pages": {"page": 64, "has_lengths": True, "return_lse": True},
     "pages, causal, sink": {"page": 64, "has_lengths": True, "mask": "causal", "has_sink": True, "s_k": 200},
     "a small pool": {"page": 64, "has_lengths": True, "s_k": 200, "pages": 7},

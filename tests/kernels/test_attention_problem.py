@@ -62,7 +62,14 @@ def test_every_rule_is_tried() -> None:
 
 @pytest.mark.parametrize(
     ("axis", "value"),
-    [("head_dim", 96), ("head_dim_v", 32), ("dtype", "float32"), ("mask", "diagonal"), ("sources", 3), ("window_left", -2)],
+    [
+        ("head_dim", 96),
+        ("head_dim_v", 32),
+        ("dtype", "float32"),
+        ("mask", "diagonal"),
+        ("sources", 3),
+        ("window_left", -2),
+    ],
 )
 def test_an_axis_refuses(axis: str, value: Any) -> None:
     with pytest.raises(SpecError):
@@ -145,7 +152,9 @@ def pairs_and_keys(p: Values, queries: int, keys: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("t", "s_k"), [(1, 1), (1, 40), (7, 40), (40, 40), (40, 7)])
-@pytest.mark.parametrize("mask", ["none", "causal", "causal_top_left", *((a, b) for a in (-1, 0, 9) for b in (-1, 0, 9))])
+@pytest.mark.parametrize(
+    "mask", ["none", "causal", "causal_top_left", *((a, b) for a in (-1, 0, 9) for b in (-1, 0, 9))]
+)
 def test_cost_counts_what_is_seen(mask: Any, t: int, s_k: int) -> None:
     sides = {} if isinstance(mask, str) else {"window_left": mask[0], "window_right": mask[1]}
     p = problem(t=t, s_k=s_k, head_dim_v=64, mask=mask if isinstance(mask, str) else "window", **sides)

@@ -108,6 +108,40 @@ def test_a_wrong_oracle_is_the_specs_fault_not_the_variants(compiler, shared_wor
         shared_worker.verify(compiler.job("host_measure", name, ROWS, fault="none"))
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("adds_to_it", "y: NaN at [0, 0]"),
+        ("past_its_end", "write outside workspace: 4 bytes written past its end, the nearest 1 bytes away"),
+        ("leaves_a_part", "y: NaN at [1, 0]"),
+    ],
+)
+def test_a_workspace_holds_nothing_and_is_guarded(compiler, shared_worker, fault, words):
+    problem = {"cols": 8, "batch": 2, "page": 8, "table_pages": 3}
+    right = shared_worker.verify(compiler.job("host_pages", "host_pages_faulty", problem, split=2, fault="none"))
+    assert right.status is Status.OK, right.reason
+    outcome = shared_worker.verify(compiler.job("host_pages", "host_pages_faulty", problem, split=2, fault=fault))
+    assert outcome.status is Status.WRONG_RESULT
+    assert outcome.reason.startswith("launch 1: ") and words in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "count"),
+    [
+        ({"cols": 8, "batch": 2, "s": 16, "cols_out": 4}, 4),
+        ({"cols": 8, "batch": 2, "page": 8, "table_pages": 3}, 2),
+        ({"cols": 4, "batch": 2, "s": 9, "packed": True, "total": 12}, 0),
+        ({"cols": 4, "batch": 2, "s": 9, "packed": True, "reduce": "window", "left": 3}, 4),
+    ],
+)
+def test_every_layout_is_right_at_its_edges(compiler, shared_worker, problem, count):
+    """What follows from an edge follows anew; where something was given that does not fit it, the edge is left out."""
+    for split in (1, 2):
+        outcome = shared_worker.verify(compiler.job("host_pages", "host_pages", problem, split=split), seeds=2)
+        assert outcome.status is Status.OK, outcome.reason
+        assert outcome.facts["cases"] == 2 + count
+
+
 def test_what_a_kernel_prints_does_not_reach_the_replies(compiler, shared_worker):
     assert shared_worker.verify(compiler.job("host_measure", "host_guard", ROWS, fault="prints")).status is Status.OK
 
@@ -141,3 +175,15 @@ def test_cases_are_seeds_and_the_edges_of_dynamic_axes(compiler):
         "7 is an edge itself"
     )
     assert all(case.problem.cols == 64 for case in found), "static axes stay: the artifact is compiled for them"
+
+
+def test_an_edge_takes_along_what_follows_from_it(compiler):
+    job = compiler.job("host_pages", "host_pages", {"cols": 8, "batch": 2, "page": 8, "table_pages": 4}, split=2)
+    spec = load_spec(job.spec)
+    found = [
+        (p.batch, p.s, p.table_pages, p.pages, p.total)
+        for p in (c.problem for c in cases(spec, job.variant, job.problem, 1))
+    ]
+    assert found == [(2, 32, 4, 8, 64), (1, 32, 4, 4, 32), (3, 32, 4, 12, 96), (2, 24, 3, 6, 48)], (
+        "s=1 is no whole page"
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunekit import identity
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest
 from tunekit.jobs import Limits, Pool, Task
@@ -67,7 +68,8 @@ def prepare(
     """The compiled case of `place` on the inputs of `seed`; `change` edits the PTX."""
     spec = load_spec(case.spec)
     problem = spec.problem({**case.static, **case.axes})
-    arguments = arguments_of(spec, problem, seed=seed)
+    variant = identity.variant(spec.name, spec.version, case.implementation, arch, Values(case.tunables))
+    arguments = arguments_of(spec, problem, seed, variant)
     given = dict(arguments.drawn)
     if case.spec == "fmha":
         given["scale"] = case.static["head_dim"] ** -0.5

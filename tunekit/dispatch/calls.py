@@ -103,8 +103,8 @@ class CallForm:
         """The order of a call whose positions depend on flags, under the flags given."""
         try:
             found = self._orders.get((way, given))
-        except TypeError:  # a flag that is no plain value: the checks say so
-            found, given = None, ()
+        except TypeError:  # an axis that is no plain value: what looks at it says so
+            found = None
         if found is None:
             count = way[0]
             places = {name: count + place for place, name in enumerate(way[1:])}
@@ -161,7 +161,7 @@ class CallForm:
         An argument that depends on more than flags and defaults ends the list: it and
         all after it go by keyword.
         """
-        known = fill(self.spec.axes, {name: value for name, _, value in given}).known
+        known = fill(self.spec.axes, said(self.spec, given)).known
         values = Partial(known, self.spec.axis)
         slots: list[int] = []
         for slot, arg in enumerate(self.spec.signature):
@@ -172,6 +172,17 @@ class CallForm:
             if exists:
                 slots.append(slot)
         return tuple(slots)
+
+
+def said(spec: KernelSpec, given: Given) -> dict[str, Value]:
+    """The axes that a call gives by keyword.
+
+    Raises:
+        SpecError: a value that its axis does not allow.
+    """
+    for name, _, value in given:
+        spec.axis[name].check(value)
+    return {name: value for name, _, value in given}
 
 
 def select(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

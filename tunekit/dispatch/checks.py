@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tunekit.dispatch.calls import Given, Slots
+from tunekit.dispatch.calls import Given, Slots, said
 from tunekit.errors import UserError
-from tunekit.model import Value, Values
+from tunekit.model import Values
 from tunekit.spec import KernelSpec, ScalarArg, TensorArg
 from tunekit.spec.arguments import Shape, axis_and_offset, shape_words
 from tunekit.spec.problems import NotYetError, Partial, fill
@@ -69,7 +69,7 @@ class _Reading:
 
     def __init__(self, spec: KernelSpec, given: Given) -> None:
         self.spec = spec
-        self.known: dict[str, Value] = {name: value for name, _, value in given}
+        self.known = said(spec, given)
         self.source = {name: f"the keyword {name}" for name in self.known}
 
     def problem(self, tensors: list[tuple[TensorArg, Any]]) -> Values:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tunekit.model import Values, Variant
-from tunekit.oracle.patterns import bits, poison
+from tunekit.oracle.patterns import SCRATCH_POISON, bits, poison
 from tunekit.space import workspace
 from tunekit.spec import KernelSpec, ScalarArg, TensorArg
 from tunekit.spec.declare import WORKSPACE
@@ -100,10 +100,10 @@ class Arguments:
     def reset(self, launch: int) -> None:
         """Inputs and in-place tensors as drawn; outputs and workspace poisoned as before launch number `launch`."""
         if self._scratch is not None:
-            _poison(self._scratch.tensor, launch)
+            bits(self._scratch.tensor).fill_(SCRATCH_POISON)
         for name, guarded in self.guarded.items():
             if guarded.argument.role == "output":
-                _poison(guarded.tensor, launch)
+                bits(guarded.tensor).fill_(poison(guarded.tensor.dtype, launch))
             else:
                 guarded.tensor.copy_(self.drawn[name])
 
@@ -135,7 +135,3 @@ def scratch(spec: KernelSpec, variant: Variant, problem: Values, device: torch.d
     """What an artifact takes after the signature's arguments: its workspace, if it has one, uninitialised."""
     elements = workspace(spec, variant, problem)
     return (torch.empty(elements, dtype=torch.float32, device=device),) if elements else ()
-
-
-def _poison(tensor: torch.Tensor, launch: int) -> None:
-    bits(tensor).fill_(poison(tensor.dtype, launch))

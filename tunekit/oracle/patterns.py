@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+SCRATCH_POISON = 0x7FC0_5C5C
+"""What a workspace of float32 holds before a launch: a NaN that no output holds, so that an output computed from it
+is not taken for one that nobody wrote."""
+
 
 @functools.cache
 def poisons() -> Mapping[torch.dtype, tuple[torch.dtype, tuple[int, int]]]:

@@ -75,7 +75,7 @@ class Axis:
             raise SpecError(f"{value} is not allowed (allowed: {allowed})", field=self.name)
         if self.kind == "dtype" and value not in DTYPES:
             raise SpecError(f"unknown dtype {value} (known: {', '.join(DTYPES)})", field=self.name)
-        if self.kind == "dim" and isinstance(value, int) and value < self.minimum:
+        if self.kind == "dim" and self.values is None and isinstance(value, int) and value < self.minimum:
             raise SpecError(f"{value} is below the minimum {self.minimum}", field=self.name)
 
     def bucketed(self, value: Value) -> Value:

@@ -51,6 +51,18 @@ class Sequences:
         """The batch coordinate of Q and O in their `rows_view`: packed ones have a single batch."""
         return Int32(0) if const_expr(self.problem.varlen) else batch
 
+    def first_key(self, batch):
+        """The row of the sequence's first key in K and V, where they are packed end to end."""
+        return self.tensors["cu_seqlens_k"][batch]
+
+    def tile_place(self, batch, tile, kv_tile: int):
+        """(tile coordinate, outer coordinate) of a KV tile of source 1: which tile it is from the sequence's first key
+        on, or within its page, and which [rows, heads, d] it lies in (see `key_place`)."""
+        if const_expr(self.problem.page > 0):
+            tiles_a_page = self.problem.page // kv_tile
+            return tile % tiles_a_page, self.tensors["page_table"][batch, tile // tiles_a_page]
+        return tile, Int32(0) if const_expr(self.problem.varlen) else batch
+
     def key_place(self, batch, tile, kv_tile: int):
         """(row, outer coordinate) of a KV tile of source 1: the first row of the tile, and which [rows, heads, d] it
         lies in: the sequence's own, the one packed tensor, or a page of the pool. A tile lies within one page, so a

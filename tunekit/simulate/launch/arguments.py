@@ -196,6 +196,10 @@ class CallArguments:
         """Views of what the kernel must leave as it was drawn."""
         return {b.name: self.buffers.torch_view(b) for b in self.buffers.buffers if not b.output}
 
+    def scratch(self) -> dict[str, torch.Tensor]:
+        """Views of what the kernel takes to keep its own things in, by name."""
+        return {b.name: self.buffers.torch_view(b) for b in self.buffers.buffers if b.scratch}
+
 
 def arguments_of(spec: KernelSpec, problem: Values, seed: int, variant: Variant | None = None) -> CallArguments:
     """The arguments of a problem's call in simulated device memory, drawn as verifying on a GPU draws them, and last

@@ -1,0 +1,145 @@
+"""Dispatch of a spec whose axes are mostly derived: names, tensors of several forms, a workspace."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import tunekit
+from tests.dispatch.conftest import SPECS
+from tunekit.dispatch.calls import CallForm
+from tunekit.dispatch.checks import check
+from tunekit.errors import UserError
+from tunekit.model import Values
+from tunekit.spec import load_spec
+
+PAGES = f"{SPECS / 'host_pages.py'}:host_pages"
+TABLE = torch.tensor([[0, 2, 4], [1, 3, 5]], dtype=torch.int32)
+STARTS = torch.tensor([0, 9, 12], dtype=torch.int32)
+
+
+@pytest.fixture(scope="module")
+def form() -> CallForm:
+    return CallForm(load_spec(PAGES))
+
+
+def problem(form: CallForm, *args, **keywords) -> Values:
+    slots, given, _ = form.arrange(args, keywords)
+    return check(form.spec, slots, given).problem
+
+
+def test_the_form_of_a_tensor_follows_the_flags(form):
+    plain = problem(form, torch.ones(2, 16, 8))
+    assert (plain.batch, plain.s, plain.cols, plain.total, plain.pages) == (2, 16, 8, 32, 1)
+    packed = problem(form, torch.ones(12, 8), starts=STARTS, packed=True, s=9)
+    assert (packed.batch, packed.s, packed.total) == (2, 9, 12)
+    by_position = problem(form, torch.ones(12, 8), STARTS, torch.empty(2, 4), packed=True, s=9)
+    assert by_position == Values({**packed, "cols_out": 4}), "y shows what would otherwise follow from cols"
+
+
+def test_what_tensors_show_comes_before_what_would_follow(form):
+    """A paged call states s by the shape of its table; a pool may hold more pages than the tables need."""
+    paged = problem(form, torch.ones(9, 8, 4), TABLE, page=8)
+    assert (paged.batch, paged.table_pages, paged.s, paged.pages, paged.total) == (2, 3, 24, 9, 48)
+    assert problem(form, torch.ones(9, 8, 4), table=TABLE, page=8, s=24) == paged
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "words"),
+    [
+        ((torch.ones(12, 8),), {"s": 9}, ["'x' has 2 dims (12, 8), not the 3 of [batch, s, cols]", "[total, cols]"]),
+        ((torch.ones(2, 16, 8),), {"packed": True}, ["not the 2 of [total, cols]", "[batch, s, cols]"]),
+        ((torch.ones(2, 16, 8),), {"page": 8}, ["'x' dim 1 (page) is 16, but page is 8 by the keyword page"]),
+        ((torch.ones(6, 8, 8),), {"page": 8}, ["the problem needs s or table_pages"]),
+        ((torch.ones(6, 8, 8),), {"page": 8, "s": 24}, ["needs its input 'table' for", "table_pages=3"]),
+        ((torch.ones(6, 8, 8), TABLE), {"page": 8, "s": 16}, ["whole_pages"]),
+        ((torch.ones(2, 16, 8),), {"table": TABLE}, ["takes no 'table' for", "page=0"]),
+        ((torch.ones(2, 16, 8), None, None, 1), {"page": "8"}, ["page", "'8' is str, not int"]),
+        ((torch.ones(2, 16, 8), None, None, 1), {"page": [8]}, ["page", "[8] is list, not int"]),
+        ((torch.ones(12, 8), STARTS), {"packed": True}, ["the problem needs s"]),
+        ((torch.ones(12, 8), STARTS[:2].clone()), {"packed": True, "s": 12, "batch": 2},
+         ["'starts' dim 0 (batch + 1) is 2, but batch is 2 by the keyword batch"]),
+        ((torch.ones(2, 16, 8),), {"reduce": "mean"}, ["reduce", "mean is not allowed (allowed: sum, last, window)"]),
+        ((torch.ones(2, 16, 8),), {"keep": 3}, ["takes no 'keep' for"]),
+        ((torch.ones(2, 16, 8),), {"page": [8]}, ["page", "[8] is list, not int"]),
+        ((torch.ones(2, 16, 8), None, None, None), {}, ["takes 3 arguments (x, y, scale), not 4"]),
+        ((torch.ones(2, 16, 8), None, None, None, None), {"reduce": "window"}, ["(x, y, keep, scale), not 5"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_says_which_form_was_meant(form, args, keywords, words):
+    with pytest.raises(UserError) as caught:
+        problem(form, *args, **keywords)
+    for word in words:
+        assert word in str(caught.value)
+
+
+LAYOUTS = (
+    {"cols": 8, "batch": 2, "s": 16},
+    {"cols": 8, "batch": 2, "s": 9, "packed": True, "total": 12},
+    {"cols": 8, "batch": 2, "page": 8, "table_pages": 3, "reduce": "window", "left": 9},
+)
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("given", LAYOUTS, ids=["plain", "packed", "paged"])
+def test_a_call_of_every_layout_with_and_without_a_workspace(tuned, given, split):
+    tuned.reference = PAGES
+    tuned.tune(given, split=split)
+    kernel = tunekit.load(PAGES, **tuned.places)
+    spec, wanted = tuned.spec, tuned.spec.problem(given)
+    x = torch.randn(spec.signature[0].sizes(wanted))
+    inputs = {"table": TABLE} if wanted.page else {"starts": STARTS} if wanted.packed else {}
+    flags = {name: given[name] for name in ("page", "packed", "reduce", "left") if name in given}
+    flags |= {"s": 9} if wanted.packed else {}
+    expected = spec.reference(wanted, {"x": x, "scale": 0.5, **inputs})["y"]
+    mine = torch.empty(2, 8)
+    numbers = (9, 0.5) if wanted.reduce == "window" else (0.5,)
+    for y in (
+        kernel(x, **inputs, **flags),
+        kernel(x, *inputs.values(), mine, *numbers, **flags),
+        kernel(x, mine, y=None, **inputs, **flags) if not inputs else kernel(y=mine, x=x, **flags, **inputs),
+    ):
+        torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    assert y is mine and kernel.choice(x, **inputs, **flags).variant.tunables.split == split
+    assert kernel.stats()["exact"] == 1
+
+
+def test_threads_share_no_workspace(tuned, monkeypatch):
+    """Each call allocates its own, on the current stream: calls that run at once don't meet in it."""
+    tuned.reference = PAGES
+    given = {"cols": 8, "batch": 64, "s": 300}
+    tuned.tune(given, split=2)
+    kernel = tunekit.load(PAGES, **tuned.places)
+    inputs = [torch.randn(64, 300, 8) for _ in range(4)]
+    wanted = [kernel(x) for x in inputs]
+    errors = []
+
+    def call(number):
+        for _ in range(200):
+            if not torch.equal(kernel(inputs[number]), wanted[number]):
+                errors.append(number)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and len(kernel._entries) == 1
+
+
+def test_an_argument_that_the_flags_leave_out_is_refused_after_a_good_call_too(tuned):
+    """The key of a call holds all that was passed, also what its flags have no place for."""
+    tuned.reference = PAGES
+    tuned.tune({"cols": 8, "batch": 2, "s": 16}, split=1)
+    kernel = tunekit.load(PAGES, **tuned.places)
+    x = torch.randn(2, 16, 8)
+    kernel(x=x, scale=1.0)
+    with pytest.raises(UserError, match="takes no 'table'"):
+        kernel(x=x, scale=1.0, table=TABLE)
+    with pytest.raises(UserError, match="takes no 'keep'"):
+        kernel(x=x, scale=1.0, keep=1)
+    with pytest.raises(UserError, match="got 'scale' twice"):
+        kernel(x, None, 1.0, scale=1.0)
+    assert torch.equal(kernel(x, None, None, scale=1.0), kernel(x=x, scale=1.0, table=None))
