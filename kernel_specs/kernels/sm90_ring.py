@@ -12,7 +12,7 @@ from cutlass import Int32, const_expr
 BARRIERS_PER_SLOT = 2
 
 
-class Ring:
+class PartRing:
     """`barriers`: 2 * `slots` of them, the full ones first. A slot is full when `bytes_filled` bytes and `fills`
     arrivals have come, and empty when `releases` warps of each of the `sharers` CTAs that fill it together have let go
     of it; the CTAs are the cluster's ranks from `first_rank` on."""
