@@ -167,6 +167,10 @@ class FmhaSm90:
         x, kv_head, batch = cute.arch.block_idx()
         cluster, rank = x // plan.cluster_m, x % plan.cluster_m
         cluster_row = cluster // plan.slices
+        if const_expr(plan.longest_last):
+            # The longest rows begin first: what is left for the grid's end is short.
+            rows = cute.arch.grid_dim()[0] // (plan.cluster_m * plan.slices)
+            cluster_row = rows - 1 - cluster_row
         cluster_block = cluster_row * plan.cluster_m * plan.row_blocks
         first_block = (cluster_row * plan.cluster_m + rank) * plan.row_blocks
         return SimpleNamespace(

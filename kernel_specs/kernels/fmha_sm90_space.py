@@ -87,20 +87,7 @@ def _two_fit_an_sm(v: Values) -> bool:
 
 
 CONSTRAINTS = (
-    *not_yet(
-        "sm90",
-        "float16",
-        "head_dim_v",
-        "kv_shared",
-        "causal",
-        "window",
-        "lengths",
-        "sink",
-        "sources",
-        "gather",
-        "paged",
-        "varlen",
-    ),
+    *not_yet("sm90", "gather"),
     Constraint(
         "pv_divides",
         "head_dim_v must be a multiple of pv_n_tile: every CTA owns whole column slices of V",

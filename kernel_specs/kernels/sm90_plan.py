@@ -75,6 +75,8 @@ class Plan:
 
         # Cases.
         self.two_sources = p.sources == 2
+        # The later a row, the more keys it sees.
+        self.longest_last = p.mask in ("causal", "causal_top_left")
         # A row, or a whole CTA, may see no key: in a tile or at all.
         self.blind_rows = self.mask.by_position or p.has_lengths or p.varlen
         # What lies behind a sequence's last key is its allocation's, its page's or its neighbour's: perhaps no number.

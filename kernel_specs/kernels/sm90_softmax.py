@@ -152,12 +152,14 @@ class ScoreMask:
         else:
             self._hide_past(acc_s, self.runs.keys - tile * self.plan.kv_tile)
 
+    @cute.jit
     def _is_cut(self, tile):
         """Whether some row of the CTA sees only a part of a tile of source 1."""
         first = self.runs.first
+        cut = tile >= first.full_end
         if const_expr(self.plan.mask.has_left_side):
-            return tile < first.full_begin or tile >= first.full_end
-        return tile >= first.full_end
+            cut = cut or tile < first.full_begin
+        return cut
 
     @cute.jit
     def _hide_past(self, acc_s, valid):

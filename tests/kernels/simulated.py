@@ -1,0 +1,68 @@
+"""Attention variants compiled and executed by the simulator, judged as `tunekit simulate` judges them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunekit.arch import ARCHES
+from tunekit.compiling import units
+from tunekit.jobs import Limits, Pool, compile_task
+from tunekit.model import Outcome, Values, Variant
+from tunekit.simulate.job import SimulationJob
+from tunekit.simulate.problem import simulate_job
+from tunekit.space import expand, misfit
+from tunekit.spec import load_spec
+
+SPEC = load_spec("fmha")
+LIMITS = Limits(trace_s=60.0, backend_s=120.0, memory_bytes=8 * 2**30)
+
+Run = Callable[..., Outcome]
+
+
+def variant_of(arch: str, implementation: str, problem: Values, tunables: Mapping[str, Any]) -> Variant:
+    """The one variant of the space with these tunables; those left out have their first fitting value."""
+    wanted = [
+        v
+        for v in expand(SPEC, ARCHES[arch], problem).variants
+        if v.implementation == implementation
+        and all(v.tunables[name] == value for name, value in tunables.items())
+        and misfit(SPEC.implementation(implementation), ARCHES[arch], problem, v.tunables) is None
+    ]
+    assert wanted, f"no variant of {implementation} has {dict(tunables)} for {problem}"
+    return wanted[0]
+
+
+@contextlib.contextmanager
+def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
+    """run(problem, tunables, schedules=1): compiles a variant below `root` once, and simulates it on one process."""
+    compiled: dict[str, Mapping[str, Any]] = {}
+    with Pool(workers=1, warm=("cutedsl",), limits=LIMITS) as pool:
+
+        def run(
+            problem: Mapping[str, Any],
+            tunables: Mapping[str, Any],
+            schedules: int = 1,
+            seed: int = 0,
+            ctas: str = "all",
+        ) -> Outcome:
+            complete = SPEC.problem(problem)
+            unit = units(SPEC, "fmha", complete, [variant_of(arch, implementation, complete, tunables)])[0]
+            if unit.key not in compiled:
+                task = compile_task(unit.request(root / unit.key[:16], trace_only=False), id=unit.key)
+                (result,) = pool.run([task])
+                assert result.ok and result.value is not None, f"{unit.variant}: {result.status}: {result.reason}"
+                compiled[unit.key] = result.value
+            value = compiled[unit.key]
+            files = value["files"]
+            job = SimulationJob(
+                "fmha", complete, unit.variant, files["so"], files["ptx"], unit.symbol, schedules, seed, ctas, jobs=1
+            )
+            outcome = simulate_job(job, lambda *_: None).outcome()
+            facts = {**value["compiled"], **value["seconds"]}
+            return dataclasses.replace(outcome, facts=outcome.facts.merged({k: v for k, v in facts.items() if v}))
+
+        yield run
