@@ -22,7 +22,7 @@ fmha_sm90.py, to which a warp group's half of O is what a CTA's column slice is 
 from types import SimpleNamespace
 
 import cutlass.cute as cute
-from cutlass import Float32, Int64, const_expr
+from cutlass import Float32, Int64, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import SmemAllocator
 
@@ -74,13 +74,14 @@ class FmhaSm90Wide:
         )
 
     def _smem_layouts(self) -> dict:
-        """Swizzled shared-memory layouts by name: q [rows, columns]; k [keys, columns, slot] and v [columns, keys, slot],
-        two views of the ring; p [rows, keys, owner]; o [rows, columns, warp group]."""
+        """Swizzled shared-memory layouts by name: q [rows, columns, 1]; k [keys, columns, slot] and v [columns, keys, slot],
+        two
+        views of the ring; p [rows, keys, owner]; o [rows, columns, warp group]."""
         plan = self.plan
         in_order = (0, 1, 2)
         p_atom = self._atom("K", plan.kv_tile)
         return {
-            "q": cute.tile_to_shape(self._atom("K"), (BLOCK_ROWS, HEAD_DIM), (0, 1)),
+            "q": cute.tile_to_shape(self._atom("K"), (BLOCK_ROWS, HEAD_DIM, 1), in_order),
             "k": cute.tile_to_shape(self._atom("K"), (plan.kv_tile, plan.part_columns, plan.slots), in_order),
             "v": cute.tile_to_shape(self._atom("MN"), (plan.part_columns, plan.kv_tile, plan.slots), (1, 0, 2)),
             "p": cute.tile_to_shape(p_atom, (BLOCK_ROWS, plan.kv_tile, CONSUMERS), in_order),
@@ -146,7 +147,7 @@ class FmhaSm90Wide:
         if warp_index < WARPS_PER_GROUP:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp_index == 0:
-                load_q(plan, tma["q"], cute.append(smem.q, cute.make_layout(1)), q_pipe, sequences, place)
+                load_q(plan, tma["q"], smem.q, q_pipe, sequences, place)
                 KeyLoader(plan, tma, smem.k, ring, sequences, place).run(walk)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
@@ -193,7 +194,7 @@ class FmhaSm90Wide:
         _, position_block = plan.packing.coordinates(place.first_block, place.kv_head)
         mask = ScoreMask(plan, work.walk.runs, position_block, work.sides)
         consumer = WideConsumer(plan, index, work.smem, work.ring, mask, work.walk, work.given["scale"])
-        work.q_pipe.consumer_wait(_first_of_one())
+        work.q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
         consumer.attend()
         consumer.add_sums()
         columns = SimpleNamespace(**vars(place), column_slice=index)

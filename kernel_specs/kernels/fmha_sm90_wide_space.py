@@ -18,7 +18,7 @@ BLOCK_ROWS = 64
 THREADS = 3 * 128
 ELEMENT_BYTES = 2
 BARRIER_BYTES = 8
-STATISTICS_BYTES = 2 * 2 * BLOCK_ROWS * 4  # maxima and sums, of both warp groups
+STATISTICS_BYTES = 2 * 4 * (BLOCK_ROWS + 2 * 128)  # of both warp groups: the rows' maxima, each thread's two sums
 STORAGE_ALIGNMENT = 1024  # of swizzled tiles, and so of the whole storage
 SMEM_BYTES = 232_448  # of a CTA of sm_90a
 
@@ -26,12 +26,13 @@ TUNABLES = (
     Tunable("kv_tile", (64, 32)),
     Tunable("part_columns", (128, 256)),
     Tunable("cluster_m", (1, 2)),
+    Tunable("rescale_log2", (0, 8)),
 )
 
 
 def fixed_bytes(v: Values) -> int:
-    """Shared memory besides the ring: Q (O reuses it), P of both warp groups, statistics, Q's barrier."""
-    return BLOCK_ROWS * (HEAD_DIM + 2 * int(v.kv_tile)) * ELEMENT_BYTES + STATISTICS_BYTES + BARRIER_BYTES
+    """Shared memory besides the ring: Q (O reuses it), P of both warp groups, statistics, Q's barriers."""
+    return BLOCK_ROWS * (HEAD_DIM + 2 * int(v.kv_tile)) * ELEMENT_BYTES + STATISTICS_BYTES + 2 * BARRIER_BYTES
 
 
 def slot_bytes(v: Values) -> int:
@@ -61,15 +62,15 @@ CONSTRAINTS = (
         "two warp groups share the 512 columns of O: head_dim and head_dim_v must be 512",
         lambda v: v.head_dim == v.head_dim_v == HEAD_DIM,
     ),
-    *not_yet("sm90_wide", "gather", "paged", "varlen"),
+    *not_yet("sm90_wide", "gather"),
 )
 
-DEFAULTS = ({"kv_tile": 64, "part_columns": 128, "cluster_m": 1},)
+DEFAULTS = ({"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "rescale_log2": 0},)
 
 
 def build(b: Build) -> tuple[Any, Any]:
     """The kernel and its compile arguments."""
     from .attention.arguments import make_fake_args
-    from .fmha_sm90_wide import FmhaSm90Wide
+    from .fmha_sm90_wide import make_kernel
 
-    return FmhaSm90Wide(b.problem, b.tunables), make_fake_args(b.problem)
+    return make_kernel(b.problem, b.tunables), make_fake_args(b.problem)

@@ -36,8 +36,6 @@ class Plan:
             raise ValueError(f"m_tile {t.m_tile} is not 64, 128 or 192")
         if p.head_dim_v % t.pv_n_tile:
             raise ValueError(f"head_dim_v {p.head_dim_v} is not a multiple of pv_n_tile {t.pv_n_tile}")
-        if p.gather:
-            raise ValueError("this kernel reads no gathered source")
         self.problem, self.tunables = p, t
         self.element = ELEMENT_TYPES[p.dtype]
 

@@ -76,6 +76,12 @@ class OnlineSoftmax:
             rows[r, None].store(cute.math.exp2(exponents, fastmath=True))
             self.total[r] = _row_sum(rows, r, self.total[r] * self.correction[r])
 
+    def follow(self, r: int, maximum):
+        """Take over a row's maximum after a step that another warp group did."""
+        self.correction[r] = self.weight(self.maximum[r], self.base(maximum))
+        self.maximum[r] = maximum
+        self.total[r] = self.total[r] * self.correction[r]
+
     def weight(self, score, base):
         """exp(scale * (score - base))."""
         return cute.math.exp2((score - base) * self.scale_log2, fastmath=True)

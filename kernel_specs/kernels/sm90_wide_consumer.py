@@ -12,11 +12,11 @@ from .sm90_consumer import VECTOR_ELEMENTS, issue, matrix_store, warp_group_barr
 from .sm90_plan import BARRIER_MEET, BLOCK_ROWS, WARP_GROUP_THREADS
 from .sm90_ring import PartRing
 from .sm90_softmax import OnlineSoftmax, ScoreMask, first_row
-from .sm90_wide_plan import BARRIER_READY, CONSUMER_THREADS, OWN_COLUMNS, WidePlan
+from .sm90_wide_plan import BARRIER_READY, CONSUMER_THREADS, OWN_COLUMNS, WidePlan, key_position, value_position
 
 
 class WideConsumer:
-    """`index`: 0 owns the even steps, 1 the odd ones. `smem`: q (rows, columns); k (keys, columns, slot) and v (columns,
+    """`index`: 0 owns the even steps, 1 the odd ones. `smem`: q (rows, columns, 1); k (keys, columns, slot) and v (columns,
     keys, slot) of the ring; p (rows, keys, owner); maxima (row, owner) and sums (row r or r + 8, thread, owner), float32.
 
     `acc_o` and `softmax` are its results: un-normalised O, and the rows' maxima and partial sums.
@@ -33,7 +33,7 @@ class WideConsumer:
         own = self._mma(plan.part_columns, OperandMajorMode.MN, warpgroup.OperandSource.RMEM)
         taken = self._mma(plan.part_columns, OperandMajorMode.MN)
         slice_s, slice_own, slice_taken = (mma.get_slice(0) for mma in (self.mma_s, own, taken))
-        self.q = slice_s.make_fragment_A(slice_s.partition_A(smem.q))
+        self.q = slice_s.make_fragment_A(slice_s.partition_A(smem.q[None, None, 0]))
         self.k = slice_s.make_fragment_B(slice_s.partition_B(smem.k))
         self.v = slice_own.make_fragment_B(slice_own.partition_B(smem.v))
         self.p = slice_own.make_fragment_A(slice_own.partition_shape_A((BLOCK_ROWS, plan.kv_tile)))
@@ -108,7 +108,7 @@ class WideConsumer:
     @cute.jit
     def _scores(self, step):
         """S = Q K^T of a step's tile, a wgmma group a part; K's parts are let go as their groups end."""
-        plan, position = self.plan, self.plan.key_position(step)
+        plan, position = self.plan, key_position(self.plan, step)
         blocks = cute.size(self.k, mode=[2])
         for part in cutlass.range_constexpr(plan.parts):
             self.ring.wait_full(position + part)
@@ -134,9 +134,10 @@ class WideConsumer:
         rounded = cute.make_tensor(self.p.iterator, self.acc_s.layout)
         rounded.store(self.acc_s.load().to(self.plan.element))
         cute.copy(self.store_p, self.store_p.retile(rounded), self.shared_p)
+        given, maximum, row = self.maxima_given, self.softmax.maximum, first_row(self.lane)
         if self.lane % 4 == 0:
             for r in cutlass.range_constexpr(2):
-                self.maxima_given[first_row(self.lane) + 8 * r] = self.softmax.maximum[r]
+                given[row + 8 * r] = maximum[r]
         # wgmma reads through the async proxy.
         cute.arch.fence_view_async_shared()
         cute.arch.barrier_arrive(barrier_id=BARRIER_READY + self.index, number_of_threads=CONSUMER_THREADS)
@@ -160,7 +161,7 @@ class WideConsumer:
     def _start_values(self, product: tuple, step):
         """Start O += P V for the own columns of a step's tile."""
         mma, p = product
-        position = self.plan.value_position(step) + self.index * self.plan.own_parts
+        position = value_position(self.plan, step) + self.index * self.plan.own_parts
         for part in cutlass.range_constexpr(self.plan.own_parts):
             self.ring.wait_full(position + part)
         if const_expr(self.plan.unclean_tails):
@@ -172,7 +173,7 @@ class WideConsumer:
     @cute.jit
     def _end_values(self, step):
         """Finish what `_start_values` started; the own columns of V are free then."""
-        position = self.plan.value_position(step) + self.index * self.plan.own_parts
+        position = value_position(self.plan, step) + self.index * self.plan.own_parts
         for part in cutlass.range_constexpr(self.plan.own_parts):
             warpgroup.wait_group(self.plan.own_parts - 1 - part)
             self.ring.release(position + part)

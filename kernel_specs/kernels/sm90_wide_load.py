@@ -12,7 +12,7 @@ from .attention.packing import rows_view
 from .attention.sequences import Sequences
 from .sm90_load import keys_view
 from .sm90_ring import PartRing
-from .sm90_wide_plan import HEAD_DIM, OWN_COLUMNS, WidePlan
+from .sm90_wide_plan import HEAD_DIM, OWN_COLUMNS, WidePlan, key_position, value_position
 
 
 def tma_operands(plan: WidePlan, tensors: dict, layouts: dict) -> dict:
@@ -20,9 +20,9 @@ def tma_operands(plan: WidePlan, tensors: dict, layouts: dict) -> dict:
     load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
     share = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_m > 1 else load
     make, tile = cpasync.make_tiled_tma_atom, plan.packing.tile
-    one_part, one_o = (cute.select(layouts[name], mode=[0, 1]) for name in ("k", "o"))
+    one_q, one_part, one_o = (cute.select(layouts[name], mode=[0, 1]) for name in ("q", "k", "o"))
     operands = {
-        "q": make(load, rows_view(tensors["q"]), layouts["q"], (tile, HEAD_DIM)),
+        "q": make(load, rows_view(tensors["q"]), one_q, (tile, HEAD_DIM)),
         "o": make(store, rows_view(tensors["o"]), one_o, (tile, OWN_COLUMNS)),
     }
     for name in ("k", "v", "k2", "v2"):
@@ -71,11 +71,11 @@ class KeyLoader:
         for step in cutlass.range(walk.steps + (1 if separate else 0), unroll=1):
             if const_expr(separate):
                 if step < walk.steps:
-                    self._load("k", walk, step, plan.key_position(step))
+                    self._load("k", walk, step, key_position(plan, step))
                 if step > 0:
-                    self._load("v", walk, step - 1, plan.value_position(step - 1))
+                    self._load("v", walk, step - 1, value_position(plan, step - 1))
             else:
-                self._load("k", walk, step, plan.key_position(step))
+                self._load("k", walk, step, key_position(plan, step))
 
     @cute.jit
     def _load(self, operand: cutlass.Constexpr[str], walk, step, position):

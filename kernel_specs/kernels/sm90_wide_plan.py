@@ -32,14 +32,16 @@ class WidePlan(Plan):
         self.slots = slots(tunables)
         self.part_bytes = self.kv_tile * self.part_columns * self.element.width // 8
 
-    def key_position(self, step):
-        """Ring position of the first K part of a step's tile."""
-        if const_expr(self.kv_shared):
-            return step * self.parts
-        return cutlass.max(2 * step - 1, 0) * self.parts
 
-    def value_position(self, step):
-        """Ring position of the first V part of a step's tile; K of the next tile comes before it."""
-        if const_expr(self.kv_shared):
-            return step * self.parts
-        return (2 * step + 2) * self.parts
+def key_position(plan: WidePlan, step):
+    """Ring position of the first K part of a step's tile."""
+    if const_expr(plan.kv_shared):
+        return step * plan.parts
+    return cutlass.max(2 * step - 1, 0) * plan.parts
+
+
+def value_position(plan: WidePlan, step):
+    """Ring position of the first V part of a step's tile; K of the next tile comes before it."""
+    if const_expr(plan.kv_shared):
+        return step * plan.parts
+    return (2 * step + 2) * plan.parts
