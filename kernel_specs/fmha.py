@@ -52,6 +52,7 @@ fmha = KernelSpec(
             constraints=fmha_sm90_space.CONSTRAINTS,
             defaults=fmha_sm90_space.DEFAULTS,
             footprint=fmha_sm90_space.footprint,
+            workspace=fmha_sm90_space.workspace,
             build=fmha_sm90_space.build,
         ),
         Implementation(

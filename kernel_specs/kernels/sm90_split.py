@@ -25,7 +25,6 @@ from .attention.merge import (
 )
 from .attention.packing import rows_view
 from .attention.sequences import Sequences
-from .sm90_consumer import meet_consumers
 from .sm90_load import first_rows
 from .sm90_plan import BLOCK_ROWS, WARP_GROUP_THREADS, Plan
 from .sm90_softmax import first_row
@@ -118,7 +117,7 @@ class ClusterOutput:
         """
         plan, softmax, merge = self.plan, consumer.softmax, make_cluster_merge(self.plan)
         _sum_rows(softmax)
-        meet_consumers(consumer)
+        consumer.meet()
         group = merge.part(scratch, consumer.group)
         merge.leave(group, consumer.acc_o, softmax.maximum, softmax.total, consumer.row_block * BLOCK_ROWS, consumer.lane)
         merge.meet()
@@ -161,9 +160,13 @@ class ClusterOutput:
             cute.autovec_copy(rounded, target[None, self.place.column_slice * (plan.pv_n_tile // VECTOR) + chunk])
             if const_expr(plan.writes_lse):
                 if chunk == 0 and self.place.column_slice == 0:
-                    statistic = (self.place.batch, head, position)
-                    if const_expr(plan.problem.varlen):
-                        statistic = (head, self.sequences.first_query(self.place.batch) + position)
-                    self.arguments["lse"][statistic] = log_sum_exp(maximum, total, softmax.scale)
+                    self._statistic("lse", head, position, log_sum_exp(maximum, total, softmax.scale))
                     if const_expr(not plan.problem.normalize):
-                        self.arguments["row_max"][statistic] = maximum
+                        self._statistic("row_max", head, position, maximum)
+
+    def _statistic(self, name: str, head, position, value):
+        """Write one number of [batch, heads, t], or of the packed [heads, total_t]."""
+        if const_expr(self.plan.problem.varlen):
+            self.arguments[name][head, self.sequences.first_query(self.place.batch) + position] = value
+        else:
+            self.arguments[name][self.place.batch, head, position] = value
