@@ -62,6 +62,7 @@ fmha = KernelSpec(
             constraints=fmha_sm90_wide_space.CONSTRAINTS,
             defaults=fmha_sm90_wide_space.DEFAULTS,
             footprint=fmha_sm90_wide_space.footprint,
+            workspace=fmha_sm90_wide_space.workspace,
             build=fmha_sm90_wide_space.build,
         ),
         Implementation(

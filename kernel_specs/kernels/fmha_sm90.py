@@ -194,6 +194,7 @@ class FmhaSm90:
             first_block=first_block,
             cluster_block=cluster_block,
             rank=rank,
+            first_rank=Int32(0),
             split=split,
         )
 

@@ -22,7 +22,7 @@ fmha_sm90.py, to which a warp group's half of O is what a CTA's column slice is 
 from types import SimpleNamespace
 
 import cutlass.cute as cute
-from cutlass import Float32, Int64, const_expr, pipeline
+from cutlass import Float32, Int32, Int64, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import SmemAllocator
 
@@ -30,12 +30,14 @@ from tunekit.model import Values
 
 from .attention.arguments import by_name
 from .attention.sequences import Sequences
+from .attention.workspace import STATISTICS
 from .sm90_load import load_q, make_pipe
 from .sm90_output import Output
 from .sm90_plan import BLOCK_ROWS, WARP_GROUP_THREADS, WARPS_PER_GROUP
 from .sm90_ring import BARRIERS_PER_SLOT, PartRing
-from .sm90_runs import runs_of
+from .sm90_runs import part_of, runs_of
 from .sm90_softmax import ScoreMask
+from .sm90_split import ClusterOutput, PartialOutput, make_combine
 from .sm90_wide_consumer import WideConsumer
 from .sm90_wide_load import KeyLoader, tma_operands
 from .sm90_wide_plan import CONSUMERS, HEAD_DIM, OWN_COLUMNS, WidePlan
@@ -58,20 +60,33 @@ class FmhaSm90Wide:
 
     @cute.jit
     def __call__(self, *arguments):
-        """Build the TMA views and launch one CTA per row block, KV head and sequence."""
+        """Build the TMA views and launch one CTA per row block, split, KV head and sequence."""
         plan = self.plan
         given = by_name(plan.problem, arguments)
         stream = given.pop("stream")
         layouts = self._smem_layouts()
-        blocks = cute.round_up(plan.packing.blocks(given["q"].shape[1]), plan.cluster_m)
+        # Tracing a kernel replaces what its dict holds.
+        to_combine = [given.get(name) for name in ("workspace", "o", "lse", "row_max", "sink", "scale")]
         self._kernel(given, tma_operands(plan, given, layouts), layouts).launch(
-            grid=(blocks, plan.problem.kv_heads, given["q"].shape[0]),
+            grid=self._grid(given),
             block=(plan.threads, 1, 1),
-            cluster=(plan.cluster_m, 1, 1),
+            cluster=(plan.cluster, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
             preferred_smem_carveout=100,
         )
+        if const_expr(plan.merge == "kernel"):
+            make_combine(plan).launch(*to_combine, stream)
+
+    def _grid(self, given: dict):
+        """(CTAs of the row blocks and splits, KV heads, sequences)."""
+        plan = self.plan
+        if const_expr(plan.problem.varlen):
+            batch, queries = given["cu_seqlens_q"].shape[0] - 1, given["max_t"]
+        else:
+            batch, queries = given["q"].shape[0], given["q"].shape[1]
+        blocks = cute.round_up(plan.packing.blocks(queries), plan.cluster_m)
+        return blocks * plan.num_splits, plan.problem.kv_heads, batch
 
     def _smem_layouts(self) -> dict:
         """Swizzled shared-memory layouts by name: q [rows, columns, 1]; k [keys, columns, slot] and v [columns, keys, slot],
@@ -128,8 +143,9 @@ class FmhaSm90Wide:
         smem = self._shared_tensors(storage, layouts)
         q_pipe = make_pipe(plan, storage.q_barriers, 1, BLOCK_ROWS * HEAD_DIM, 1)
         ring = PartRing(
-            storage.ring_barriers.data_ptr(), slots=plan.slots, bytes_filled=plan.part_bytes, sharers=plan.cluster_m
-        )
+            storage.ring_barriers.data_ptr(), slots=plan.slots, bytes_filled=plan.part_bytes,
+            sharers=plan.cluster_m, first_rank=place.share_rank, rank_step=plan.cluster_splits,
+        )  # fmt: skip
         if warp_index == 0:
             with cute.arch.elect_one():
                 ring.initialise()
@@ -139,16 +155,22 @@ class FmhaSm90Wide:
         sequences = Sequences(plan.problem, given)
         sides = (given["left"], given["right"]) if const_expr(plan.problem.mask == "window") else (-1, -1)
         runs = runs_of(plan, sequences, place.batch, place.cluster_block, sides)
-        walk = SimpleNamespace(runs=runs, first_step=0, steps=runs.steps)
+        if const_expr(plan.num_splits > 1):
+            runs = part_of(runs, place.split, plan.num_splits)
         work = SimpleNamespace(
-            given=given, tma=tma, smem=smem, q_pipe=q_pipe, ring=ring, sequences=sequences, place=place, sides=sides,
-            walk=walk,
+            given=given, tma=tma, storage=storage, smem=smem, q_pipe=q_pipe, ring=ring, sequences=sequences, place=place,
+            sides=sides, runs=runs,
         )  # fmt: skip
         if warp_index < WARPS_PER_GROUP:
+            if const_expr(plan.merge == "kernel"):
+                # The merge kernel's CTAs may start where there is room, and wait there for the end of this grid.
+                cute.arch.griddepcontrol_launch_dependents()
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp_index == 0:
                 load_q(plan, tma["q"], smem.q, q_pipe, sequences, place)
-                KeyLoader(plan, tma, smem.k, ring, sequences, place).run(walk)
+                KeyLoader(plan, tma, smem.k, ring, sequences, place).run(runs)
+            if const_expr(plan.merge == "cluster"):
+                ClusterOutput(plan, given, sequences, place).accompany()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             if warp_index < 2 * WARPS_PER_GROUP:
@@ -160,12 +182,25 @@ class FmhaSm90Wide:
             self._synchronize()
 
     def _place(self) -> SimpleNamespace:
-        """Where a CTA works: batch, kv_head, its row block and its cluster's first; its rank, of the cluster's CTAs that
-        share K and V, which are the ranks from first_rank on."""
-        block, kv_head, batch = cute.arch.block_idx()
-        rank = block % self.plan.cluster_m
+        """Where a CTA works: batch, kv_head, split; its row block and its cluster's first one; its rank among the CTAs that
+        share its tiles, the first cluster rank of those; the first cluster rank of those that merge with it."""
+        plan = self.plan
+        x, kv_head, batch = cute.arch.block_idx()
+        if const_expr(plan.merge == "kernel"):
+            split = x // plan.cluster_m % plan.num_splits
+            block = x // (plan.cluster_m * plan.num_splits) * plan.cluster_m + x % plan.cluster_m
+        else:
+            split, block = x % plan.num_splits, x // plan.num_splits
+        rank = block % plan.cluster_m
         return SimpleNamespace(
-            batch=batch, kv_head=kv_head, first_block=block, cluster_block=block - rank, rank=rank, first_rank=0
+            batch=batch,
+            kv_head=kv_head,
+            split=split,
+            first_block=block,
+            cluster_block=block - rank,
+            rank=rank,
+            share_rank=split if const_expr(plan.merge == "cluster") else Int32(0),
+            first_rank=rank * plan.cluster_splits,
         )
 
     def _shared_tensors(self, storage, layouts) -> SimpleNamespace:
@@ -192,11 +227,24 @@ class FmhaSm90Wide:
         """A consumer warp group: its walk, and its columns of O."""
         plan, place = self.plan, work.place
         _, position_block = plan.packing.coordinates(place.first_block, place.kv_head)
-        mask = ScoreMask(plan, work.walk.runs, position_block, work.sides)
-        consumer = WideConsumer(plan, index, work.smem, work.ring, mask, work.walk, work.given["scale"])
+        mask = ScoreMask(plan, work.runs, position_block, work.sides)
+        consumer = WideConsumer(plan, index, work.smem, work.ring, mask, work.runs, work.given["scale"])
         work.q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
         consumer.attend()
         consumer.add_sums()
-        columns = SimpleNamespace(**vars(place), column_slice=index)
-        output = Output(plan, work.given, work.sequences, work.tma["o"], columns)
-        output.write(consumer, work.smem.o[None, None, index], work.walk.runs.queries)
+        self._write(work, consumer)
+
+    @cute.jit
+    def _write(self, work, consumer):
+        """Write a consumer's columns, or what becomes them."""
+        plan, queries, index = self.plan, work.runs.queries, consumer.index
+        place = SimpleNamespace(**vars(work.place), column_slice=index)
+        if const_expr(plan.merge == "cluster"):
+            scratch = cute.recast_ptr(work.storage.q.data_ptr(), dtype=Float32)
+            own = scratch + index * BLOCK_ROWS * (OWN_COLUMNS + STATISTICS)
+            ClusterOutput(plan, work.given, work.sequences, place).write(consumer, own, queries)
+        elif const_expr(plan.merge == "kernel"):
+            PartialOutput(plan, work.given, work.sequences, place).write(consumer, queries)
+        else:
+            output = Output(plan, work.given, work.sequences, work.tma["o"], place)
+            output.write(consumer, work.smem.o[None, None, index], queries)

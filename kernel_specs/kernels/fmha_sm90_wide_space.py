@@ -27,6 +27,8 @@ TUNABLES = (
     Tunable("part_columns", (128, 256)),
     Tunable("cluster_m", (1, 2)),
     Tunable("rescale_log2", (0, 8)),
+    Tunable("num_splits", (1, 2, 3, 4, 6, 8, 16, 32, 64)),
+    Tunable("merge", ("none", "cluster", "kernel")),
 )
 
 
@@ -45,6 +47,11 @@ def slots(v: Values) -> int:
     return (SMEM_BYTES - fixed_bytes(v)) // slot_bytes(v)
 
 
+def cluster(v: Values) -> int:
+    """CTAs of a cluster: neighbouring row blocks, and the splits that merge there."""
+    return int(v.cluster_m * (v.num_splits if v.merge == "cluster" else 1))
+
+
 def footprint(v: Values, arch: Arch) -> Footprint:
     """Dynamic shared memory (there is no static), threads and cluster of a CTA."""
     total = fixed_bytes(v) + slots(v) * slot_bytes(v)
@@ -52,7 +59,7 @@ def footprint(v: Values, arch: Arch) -> Footprint:
         smem_bytes=-(-total // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT,
         tmem_columns=0,
         threads=THREADS,
-        cluster=int(v.cluster_m),
+        cluster=cluster(v),
     )
 
 
@@ -62,10 +69,40 @@ CONSTRAINTS = (
         "two warp groups share the 512 columns of O: head_dim and head_dim_v must be 512",
         lambda v: v.head_dim == v.head_dim_v == HEAD_DIM,
     ),
+    Constraint(
+        "page_tile",
+        "a KV tile lies within one page, so page must be a multiple of kv_tile",
+        lambda v: v.page % v.kv_tile == 0,
+    ),
+    Constraint(
+        "lazy_final",
+        "a maximum that lags behind (rescale_log2 > 0) is no row_max to merge by, so it needs normalize",
+        lambda v: v.rescale_log2 == 0 or v.normalize,
+    ),
+    Constraint(
+        "merge_splits",
+        "splits of the KV tiles meet in a cluster or in a merge kernel; one split has nothing to merge",
+        lambda v: (v.num_splits == 1) == (v.merge == "none"),
+    ),
+    Constraint(
+        "cluster_size",
+        "a cluster of cluster_m row blocks, times the splits that merge in it, has 16 CTAs at most",
+        lambda v: cluster(v) <= 16,
+    ),
     *not_yet("sm90_wide", "gather"),
 )
 
-DEFAULTS = ({"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "rescale_log2": 0},)
+DEFAULTS = ({"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "rescale_log2": 0, "num_splits": 1, "merge": "none"},)
+
+
+def workspace(v: Values, arch: Arch) -> int:
+    """Float32 elements of the partial results that a merge kernel needs."""
+    from .attention.workspace import elements
+
+    if v.merge != "kernel":
+        return 0
+    tokens = v.total_t if v.varlen else v.batch * v.t
+    return elements(tokens * v.heads, v.num_splits, HEAD_DIM)
 
 
 def build(b: Build) -> tuple[Any, Any]:
@@ -73,4 +110,4 @@ def build(b: Build) -> tuple[Any, Any]:
     from .attention.arguments import make_fake_args
     from .fmha_sm90_wide import make_kernel
 
-    return make_kernel(b.problem, b.tunables), make_fake_args(b.problem)
+    return make_kernel(b.problem, b.tunables), make_fake_args(b.problem, workspace=b.tunables.merge == "kernel")

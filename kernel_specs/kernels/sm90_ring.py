@@ -15,15 +15,17 @@ BARRIERS_PER_SLOT = 2
 class PartRing:
     """`barriers`: 2 * `slots` of them, the full ones first. A slot is full when `bytes_filled` bytes and `fills`
     arrivals have come, and empty when `releases` warps of each of the `sharers` CTAs that fill it together have let go
-    of it; the CTAs are the cluster's ranks from `first_rank` on."""
+    of it; the CTAs are every `rank_step`-th rank of the cluster from
+    `first_rank` on."""
 
-    def __init__(self, barriers, *, slots, bytes_filled, fills=1, releases=4, sharers=1, first_rank=0):
+    def __init__(self, barriers, *, slots, bytes_filled, fills=1, releases=4, sharers=1, first_rank=0, rank_step=1):
         self.barriers = barriers
         self.slots = slots
         self.bytes_filled = bytes_filled
         self.fills = fills
         self.releases = releases
         self.sharers = sharers
+        self.rank_step = rank_step
         self.first_rank = Int32(first_rank)
 
     def __extract_mlir_values__(self):
@@ -73,4 +75,4 @@ class PartRing:
         else:
             lane = cute.arch.lane_idx()
             if lane < self.sharers:
-                cute.arch.mbarrier_arrive(empty, self.first_rank + lane)
+                cute.arch.mbarrier_arrive(empty, self.first_rank + lane * self.rank_step)

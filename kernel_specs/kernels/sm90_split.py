@@ -113,7 +113,8 @@ class ClusterOutput:
     def write(self, consumer, scratch, queries):
         """Merge and write. All consumer threads of the cluster call this; its other threads call `accompany`.
 
-        ``scratch``: a pointer to float32 shared memory of which the consumers have read everything.
+        ``scratch``: a pointer to float32 shared memory of which the consumers have read everything. The splits of the row
+        block are the cluster's ranks from `place.first_rank` on.
         """
         plan, softmax, merge = self.plan, consumer.softmax, make_cluster_merge(self.plan)
         _sum_rows(softmax)
@@ -121,11 +122,10 @@ class ClusterOutput:
         group = merge.part(scratch, consumer.group)
         merge.leave(group, consumer.acc_o, softmax.maximum, softmax.total, consumer.row_block * BLOCK_ROWS, consumer.lane)
         merge.meet()
-        thread = consumer.index * WARP_GROUP_THREADS + consumer.lane
         for turn in cutlass.range_constexpr(merge.turns):
-            exists, row, chunk = merge.chunk(turn, thread, self.place.split)
+            exists, row, chunk = merge.chunk(turn, consumer.merge_thread, self.place.split)
             if exists:
-                values, maximum, total = merge.take(scratch, row, chunk, softmax.scale_log2)
+                values, maximum, total = merge.take(scratch, row, chunk, softmax.scale_log2, self.place.first_rank)
                 self._put(values, maximum, total, row, chunk, softmax, queries)
         self.leave()
 

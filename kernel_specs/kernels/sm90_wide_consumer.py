@@ -11,6 +11,7 @@ from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 from .sm90_consumer import VECTOR_ELEMENTS, issue, matrix_store, warp_group_barrier
 from .sm90_plan import BARRIER_MEET, BLOCK_ROWS, WARP_GROUP_THREADS
 from .sm90_ring import PartRing
+from .sm90_runs import Runs
 from .sm90_softmax import OnlineSoftmax, ScoreMask, first_row
 from .sm90_wide_plan import BARRIER_READY, CONSUMER_THREADS, OWN_COLUMNS, WidePlan, key_position, value_position
 
@@ -22,10 +23,11 @@ class WideConsumer:
     `acc_o` and `softmax` are its results: un-normalised O, and the rows' maxima and partial sums.
     """
 
-    def __init__(self, plan: WidePlan, index: int, smem: SimpleNamespace, ring: PartRing, mask: ScoreMask, walk, scale):
-        self.plan, self.index, self.ring, self.mask, self.walk = plan, index, ring, mask, walk
-        self.other, self.row_block = 1 - index, 0
+    def __init__(self, plan: WidePlan, index: int, smem: SimpleNamespace, ring: PartRing, mask: ScoreMask, runs: Runs, scale):
+        self.plan, self.index, self.ring, self.mask, self.runs = plan, index, ring, mask, runs
+        self.other, self.row_block, self.group = 1 - index, 0, 0
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        self.merge_thread = self.lane  # each warp group merges its own columns
         self.softmax = OnlineSoftmax(plan, scale)
 
         self.mma_s = self._mma(plan.kv_tile)
@@ -73,7 +75,7 @@ class WideConsumer:
     @cute.jit
     def _attend_first(self):
         """Own a step, then take the next."""
-        steps = self.walk.steps
+        steps = self.runs.steps
         for pair in cutlass.range((steps + 1) // 2, unroll=1):
             step = 2 * pair
             self._scores(step)
@@ -88,7 +90,7 @@ class WideConsumer:
     @cute.jit
     def _attend_second(self):
         """Take a step under the softmax of the own next one."""
-        steps = self.walk.steps
+        steps = self.runs.steps
         for pair in cutlass.range(steps // 2, unroll=1):
             step = 2 * pair + 1
             self._scores(step)
@@ -124,7 +126,7 @@ class WideConsumer:
     @cute.jit
     def _soften(self, step):
         """Scores become P."""
-        self.mask.apply(self.acc_s, self.walk.first_step + step)
+        self.mask.apply(self.acc_s, step)
         self.softmax.step(self.acc_s)
 
     @cute.jit
@@ -183,11 +185,11 @@ class WideConsumer:
     @cute.jit
     def _clean(self, step, position):
         """If a step's tile reaches past its sequence's end, zero those rows of the own columns. S is known by then."""
-        runs, at = self.walk.runs, self.walk.first_step + step
-        valid = runs.keys - (runs.first.end - 1 - at) * self.plan.kv_tile
+        runs = self.runs
+        valid = runs.keys - (runs.first.end - 1 - step) * self.plan.kv_tile
         if const_expr(self.plan.two_sources):
-            valid2 = runs.keys2 - (runs.second.end - 1 - (at - runs.first_steps)) * self.plan.kv_tile
-            valid = valid if at < runs.first_steps else valid2
+            valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * self.plan.kv_tile
+            valid = valid if step < runs.first_steps else valid2
         if valid < self.plan.kv_tile:
             for part in cutlass.range_constexpr(self.plan.own_parts):
                 self._zero_rows(self.slots[None, None, self.ring.slot(position + part)], valid)

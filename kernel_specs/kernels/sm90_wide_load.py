@@ -23,8 +23,9 @@ def tma_operands(plan: WidePlan, tensors: dict, layouts: dict) -> dict:
     one_q, one_part, one_o = (cute.select(layouts[name], mode=[0, 1]) for name in ("q", "k", "o"))
     operands = {
         "q": make(load, rows_view(tensors["q"]), one_q, (tile, HEAD_DIM)),
-        "o": make(store, rows_view(tensors["o"]), one_o, (tile, OWN_COLUMNS)),
     }
+    if plan.merge == "none":
+        operands["o"] = make(store, rows_view(tensors["o"]), one_o, (tile, OWN_COLUMNS))
     for name in ("k", "v", "k2", "v2"):
         if name in tensors:
             box = (plan.kv_tile, plan.part_columns)
@@ -44,8 +45,10 @@ class KeyLoader:
         for name in operands:
             if name not in ("q", "o"):
                 self.streams[name] = self._stream(operands[name], smem, place)
-        everyone = cutlass.Int16((2**plan.cluster_m - 1) << place.first_rank) if plan.cluster_m > 1 else None
-        self.multicast = {"mcast_mask": everyone} if plan.cluster_m > 1 else {}
+        # The CTAs that share these tiles: every cluster_splits-th rank.
+        ranks = sum(1 << rank * plan.cluster_splits for rank in range(plan.cluster_m))
+        sharers = cutlass.Int16(cutlass.Int32(ranks) << place.share_rank)
+        self.multicast = {"mcast_mask": sharers} if plan.cluster_m > 1 else {}
 
     def _stream(self, operand, smem, place):
         """(atom, shared, source): in a cluster each CTA fetches its share of a part's keys for all."""
@@ -64,32 +67,30 @@ class KeyLoader:
         return operand[0], shared, source
 
     @cute.jit
-    def run(self, walk):
+    def run(self, runs):
         """Load all steps of a walk: with K and V apart, K of a step before V of the step before it."""
         plan = self.plan
         separate = const_expr(not plan.kv_shared)
-        for step in cutlass.range(walk.steps + (1 if separate else 0), unroll=1):
+        for step in cutlass.range(runs.steps + (1 if separate else 0), unroll=1):
             if const_expr(separate):
-                if step < walk.steps:
-                    self._load("k", walk, step, key_position(plan, step))
+                if step < runs.steps:
+                    self._load("k", runs, step, key_position(plan, step))
                 if step > 0:
-                    self._load("v", walk, step - 1, value_position(plan, step - 1))
+                    self._load("v", runs, step - 1, value_position(plan, step - 1))
             else:
-                self._load("k", walk, step, key_position(plan, step))
+                self._load("k", runs, step, key_position(plan, step))
 
     @cute.jit
-    def _load(self, operand: cutlass.Constexpr[str], walk, step, position):
+    def _load(self, operand: cutlass.Constexpr[str], runs, step, position):
         """Load the parts of K or V of a step's tile, whichever source it lies in."""
-        plan, runs = self.plan, walk.runs
-        at = walk.first_step + step
-        if const_expr(plan.two_sources):
-            if at < runs.first_steps:
-                self._load_first(operand, runs.first.end - 1 - at, position)
+        if const_expr(self.plan.two_sources):
+            if step < runs.first_steps:
+                self._load_first(operand, runs.first.end - 1 - step, position)
             else:
-                tile = runs.second.end - 1 - (at - runs.first_steps)
+                tile = runs.second.end - 1 - (step - runs.first_steps)
                 self._load_parts(self.streams[f"{operand}2"], tile, self.batch, position)
         else:
-            self._load_first(operand, runs.first.end - 1 - at, position)
+            self._load_first(operand, runs.first.end - 1 - step, position)
 
     def _load_first(self, operand, tile, position):
         """A tile of source 1."""

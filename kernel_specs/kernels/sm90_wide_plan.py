@@ -30,6 +30,9 @@ class WidePlan(Plan):
         self.parts = HEAD_DIM // tunables.part_columns
         self.own_parts = OWN_COLUMNS // tunables.part_columns
         self.slots = slots(tunables)
+        # The CTAs of a cluster: splits of the tiles fastest, if they merge there; then neighbouring row blocks.
+        self.cluster_splits = tunables.num_splits if tunables.merge == "cluster" else 1
+        self.cluster = tunables.cluster_m * self.cluster_splits
         self.part_bytes = self.kv_tile * self.part_columns * self.element.width // 8
 
 
