@@ -32,7 +32,7 @@ SIMULATOR = (
 LOADS_THE_UNITS = PACKAGE / "simulate" / "machine" / "program.py"
 FENCED = {"torch", "cutlass", "cuda", "tvm_ffi"}
 # The files outside the fence: what runs in a compile process or on the device.
-BEHIND_THE_FENCE = ("tunekit/backends/*/*", "tunekit/measure/*", "kernel_specs/kernels/*")
+BEHIND_THE_FENCE = ("tunekit/backends/*/*", "tunekit/measure/*", "kernel_specs/kernels/*", "kernel_specs/kernels/*/*")
 ENTRY_POINTS = {"__init__", "__main__"}
 
 

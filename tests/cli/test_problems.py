@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,27 @@ def test_flags_read_as_words_and_digits(spec, monkeypatch):
         assert problems.problem(flagged, [f"rows=8 fast={text}"])["fast"] is value
     with pytest.raises(UserError, match="fast=maybe is no flag"):
         problems.problem(flagged, ["rows=8 fast=maybe"])
+
+
+def test_names_negative_sizes_and_what_follows(tunekit):
+    """A name is one of its axis's words; what follows from the rest need not be given, but may be."""
+    path = f"{Path(__file__).parents[1] / 'specs' / 'host_pages.py'}:host_pages"
+    short = tunekit("explain", path, "--problem", "cols=8", "page=8,table_pages=3", "reduce=window", "left=-1")
+    assert (short.status, short.err) == (0, "")
+    line = short.out.splitlines()[0]
+    assert line.startswith(
+        "host_pages on host: batch=1 s=24 cols=8 cols_out=8 reduce=window left=-1 page=8 table_pages=3"
+    )
+    assert tunekit("explain", path, "--problem", line.partition(": ")[2]).out == short.out
+    for words, said in (
+        (["cols=8", "s=4", "reduce=mean"], "reduce: mean is not allowed (allowed: sum, last, window)"),
+        (["cols=8", "s=4", "left=-2"], "left: -2 is below the minimum -1"),
+        (["cols=8", "page=8"], "the problem needs s or table_pages"),
+        (["cols=8", "page=8", "s=10"], "whole_pages: s must be the table's pages"),
+        (["s=4", "cols=8", "total=0"], "total: 0 is below the minimum 1"),
+    ):
+        done = tunekit("list", path, "--problem", *words)
+        assert (done.status, done.out) == (2, "") and said in done.err and done.err.count("\n") == 1
 
 
 def test_without_a_problem_the_examples_are_meant(spec):

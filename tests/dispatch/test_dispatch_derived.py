@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tunekit
-from tests.dispatch.conftest import SPECS
 from tunekit.dispatch.calls import CallForm
 from tunekit.dispatch.checks import check
 from tunekit.errors import UserError
 from tunekit.model import Values
-from tunekit.spec import load_spec
+from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable, load_spec
 
-PAGES = f"{SPECS / 'host_pages.py'}:host_pages"
+PAGES = f"{Path(__file__).parents[1] / 'specs' / 'host_pages.py'}:host_pages"
 TABLE = torch.tensor([[0, 2, 4], [1, 3, 5]], dtype=torch.int32)
 STARTS = torch.tensor([0, 9, 12], dtype=torch.int32)
 
@@ -75,6 +77,55 @@ def test_a_wrong_call_says_which_form_was_meant(form, args, keywords, words):
         assert word in str(caught.value)
 
 
+def wide_form(count: int) -> CallForm:
+    """The form of a spec of `count` tensors, each but the first there under a flag of its own, and a number."""
+    names = [f"a{number}" for number in range(1, count)]
+    return CallForm(
+        KernelSpec(
+            name="wide",
+            version=1,
+            axes=(Axis("n"), *(Axis(f"has_{name}", kind="flag", static=True, default=False) for name in names)),
+            signature=(
+                TensorArg("y", ("n",), "float32", role="output"),
+                *(TensorArg(name, ("n",), "float32", when=lambda p, name=name: p[f"has_{name}"]) for name in names),
+                ScalarArg("scale", default=lambda p: 1.0),
+            ),
+            implementations=(
+                Implementation(
+                    name="i",
+                    requires={"host"},
+                    backend="host",
+                    tunables=(Tunable("tile", (1,)),),
+                    build=lambda b: "",
+                    defaults=({"tile": 1},),
+                ),
+            ),
+            reference=lambda p, i: {},
+        )
+    )
+
+
+WIDE = wide_form(16)
+VALUES = {name: torch.zeros(4) for name in WIDE.names[:-1]} | {"scale": 2.0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(chosen=st.sets(st.integers(1, 15)), by_position=st.integers(0, 17), data=st.data())
+def test_seventeen_arguments_however_they_are_written(chosen, by_position, data):
+    """By position among those that exist, the rest by keyword in any order: one normal form, and it checks."""
+    flags = {f"has_a{number}": True for number in sorted(chosen)}
+    existing = ["y", *(f"a{number}" for number in sorted(chosen)), "scale"]
+    keywords = {name: VALUES[name] for name in existing[by_position:]} | flags
+    shuffled = dict(data.draw(st.permutations(list(keywords.items()))))
+    positional = tuple(VALUES[name] for name in existing[:by_position])
+    slots, given, present = WIDE.arrange(positional, shuffled)
+    assert [name for name, value in zip(WIDE.names, slots, strict=True) if value is not None] == existing
+    assert all(value is None or value is VALUES[name] for name, value in zip(WIDE.names, slots, strict=True))
+    assert present.tensors == tuple(slot for slot, value in enumerate(slots[:-1]) if value is not None)
+    assert [name for name, _, _ in given] == sorted(flags, key=lambda name: int(name[5:]))
+    assert len(check(WIDE.spec, slots, given).arguments) == len(existing)
+
+
 LAYOUTS = (
     {"cols": 8, "batch": 2, "s": 16},
     {"cols": 8, "batch": 2, "s": 9, "packed": True, "total": 12},
@@ -83,15 +134,15 @@ LAYOUTS = (
 
 
 @pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize("given", LAYOUTS, ids=["plain", "packed", "paged"])
-def test_a_call_of_every_layout_with_and_without_a_workspace(tuned, given, split):
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["plain", "packed", "paged"])
+def test_a_call_of_every_layout_with_and_without_a_workspace(tuned, layout, split):
     tuned.reference = PAGES
-    tuned.tune(given, split=split)
+    tuned.tune(layout, split=split)
     kernel = tunekit.load(PAGES, **tuned.places)
-    spec, wanted = tuned.spec, tuned.spec.problem(given)
+    spec, wanted = tuned.spec, tuned.spec.problem(layout)
     x = torch.randn(spec.signature[0].sizes(wanted))
     inputs = {"table": TABLE} if wanted.page else {"starts": STARTS} if wanted.packed else {}
-    flags = {name: given[name] for name in ("page", "packed", "reduce", "left") if name in given}
+    flags = {name: layout[name] for name in ("page", "packed", "reduce", "left") if name in layout}
     flags |= {"s": 9} if wanted.packed else {}
     expected = spec.reference(wanted, {"x": x, "scale": 0.5, **inputs})["y"]
     mine = torch.empty(2, 8)
@@ -109,8 +160,8 @@ def test_a_call_of_every_layout_with_and_without_a_workspace(tuned, given, split
 def test_threads_share_no_workspace(tuned, monkeypatch):
     """Each call allocates its own, on the current stream: calls that run at once don't meet in it."""
     tuned.reference = PAGES
-    given = {"cols": 8, "batch": 64, "s": 300}
-    tuned.tune(given, split=2)
+    problem_of_all = {"cols": 8, "batch": 64, "s": 300}
+    tuned.tune(problem_of_all, split=2)
     kernel = tunekit.load(PAGES, **tuned.places)
     inputs = [torch.randn(64, 300, 8) for _ in range(4)]
     wanted = [kernel(x) for x in inputs]

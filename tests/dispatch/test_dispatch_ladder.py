@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from tunekit.dispatch.lookup import present_protocols
 from tunekit.environment import environment
 from tunekit.measure.protocol import VERSION
 from tunekit.model import Environment, Level, Values
+from tunekit.spec import load_spec
 
 HERE = Environment(
     gpu="NVIDIA H200", arch="sm_90a", driver="580.1", power_limit_w=700.0, mig="off", cuda="13.0", cutlass_dsl="4.8.1"
@@ -72,6 +75,17 @@ def test_the_nearest_is_by_octaves_and_ours_goes_first_at_one_distance(tuned, ho
     found = [step.variant.tunables.unroll for step in steps(table, asked) if isinstance(step, Candidate)]
     assert found[:3] == [2, 8, 1]
     assert distance(tuned.spec, tuned.spec.problem({"rows": 16}), tuned.spec.problem({"rows": 64})) == 2.0
+
+
+def test_what_follows_from_a_size_does_not_count_again():
+    spec = load_spec(f"{Path(__file__).parents[1] / 'specs' / 'host_pages.py'}:host_pages")
+    paged = {"cols": 8, "page": 8, "batch": 2, "s": 16}
+    near, far = spec.problem(paged), spec.problem({**paged, "s": 64})
+    assert distance(spec, near, far) == 2.0, "not 2 for each of s, table_pages, pages and total"
+    assert distance(spec, near, spec.problem({**paged, "pages": 8})) == 1.0, "given, not derived"
+    window = {"cols": 8, "s": 16, "reduce": "window"}
+    assert math.isinf(distance(spec, spec.problem(window), spec.problem({**window, "left": 4}))), "-1 is no size"
+    assert math.isinf(distance(spec, near, spec.problem({**paged, "reduce": "last"})))
 
 
 @pytest.mark.parametrize("field", ["gpu", "driver", "power_limit_w", "mig", "cuda", "cutlass_dsl"])

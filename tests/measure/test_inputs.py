@@ -7,10 +7,13 @@ import dataclasses
 import pytest
 import torch
 
+from tunekit.arch import ARCHES
 from tunekit.measure.device import Device
 from tunekit.measure.inputs import Arguments
+from tunekit.measure.inputs import scratch as scratch_of
 from tunekit.measure.verify import Case, Oracle
 from tunekit.oracle.patterns import bits, poison
+from tunekit.space import expand
 from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable
 from tunekit.spec.axes import DTYPES
 from tunekit.spec.inputs import draw
@@ -91,6 +94,35 @@ def test_damage_says_what_and_where():
     guarded = arguments.guarded["y"]
     guarded.buffer[(guarded.buffer.numel() + y.nbytes) // 2 + 9] = 0
     assert "write outside y: 1 bytes written past its end, the nearest 10 bytes away" in arguments.damage()
+
+
+def test_a_workspace_comes_last_is_poisoned_again_and_guarded():
+    base = spec_of()
+    (plain,) = base.implementations
+    spec = dataclasses.replace(
+        base, implementations=(dataclasses.replace(plain, workspace=lambda v, arch: 3 * v.n * v.t),)
+    )
+    problem = spec.problem({})
+    (variant,) = expand(spec, ARCHES["sm_90a"], problem).variants
+    inputs = draw(spec, problem, 0, HOST)
+    arguments, other = (Arguments(spec, problem, inputs, HOST, variant=variant) for _ in range(2))
+    without = Arguments(spec, problem, inputs, HOST)
+    scratch = arguments.call[-1]
+    assert len(arguments.call) == len(without.call) + 1 and set(arguments.outputs()) == {"acc", "y"}
+    assert (scratch.shape, scratch.dtype) == ((900,), torch.float32) and scratch.data_ptr() % 64 == 0
+    assert scratch.data_ptr() != other.call[-1].data_ptr(), "a buffer of its own for each set of arguments"
+    assert arguments.nbytes == without.nbytes + scratch.nbytes
+    for launch in (1, 2):
+        scratch.fill_(1.0)
+        arguments.restore_in_place()
+        assert arguments.damage() is None and (scratch == 1).all()
+        arguments.reset(launch)
+        assert scratch.isnan().all() and not (bits(scratch) == poison(torch.float32, launch)).any()
+    torch.as_strided(scratch, (901,), (1,))[900] = 0.0
+    assert "write outside workspace: 4 bytes written past its end" in arguments.damage()
+    (plain_scratch,) = scratch_of(spec, variant, problem, HOST)
+    assert (plain_scratch.shape, plain_scratch.dtype) == (scratch.shape, scratch.dtype)
+    assert scratch_of(base, variant, problem, HOST) == ()
 
 
 def test_in_place_arguments_are_restored():

@@ -19,7 +19,7 @@ from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg
 HOST = parse_arch("host")
 
 
-def make_spec(tunables, constraints=(), footprint=None, defaults=None, requires=frozenset({"host"})):
+def make_spec(tunables, constraints=(), footprint=None, defaults=None, requires=frozenset({"host"}), workspace=None):
     knobs = tuple(Tunable(name, values) for name, values in tunables.items())
     return KernelSpec(
         name="toy",
@@ -36,6 +36,7 @@ def make_spec(tunables, constraints=(), footprint=None, defaults=None, requires=
                 constraints=constraints,
                 footprint=footprint,
                 backend="host",
+                workspace=workspace,
             ),
         ),
         reference=lambda problem, inputs: inputs,
@@ -183,6 +184,32 @@ def test_a_footprint_that_is_none(returned, said):
     spec = make_spec({"a": (1,)}, footprint=lambda v, arch: returned)
     with pytest.raises(SpecError, match=said):
         space.default_variant(spec, HOST, Values(n=1))
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "it is None, not an int from 0"),
+        (-1, "it is -1, not an int from 0"),
+        (1.0, "it is 1.0, not an int from 0"),
+        (True, "it is True, not an int from 0"),
+    ],
+)
+def test_a_workspace_is_a_number_of_elements(returned, said):
+    spec = make_spec({"a": (1,)}, workspace=lambda v, arch: returned)
+    (variant,) = space.expand(spec, HOST, Values(n=1)).variants
+    with pytest.raises(SpecError, match=f"workspace fails for n=1 a=1: {said}"):
+        space.workspace(spec, variant, Values(n=1))
+
+
+def test_a_workspace_depends_on_problem_tunables_and_architecture():
+    spec = make_spec({"a": (3,)}, workspace=lambda v, arch: v.n * v.a if arch.name == "host" else 0)
+    (variant,) = space.expand(spec, HOST, Values(n=5)).variants
+    assert space.workspace(spec, variant, Values(n=5)) == 15
+    spec = make_spec({"a": (3,)})
+    assert space.workspace(spec, variant, Values(n=5)) == 0
+    with pytest.raises(SpecError, match="workspace fails for n=5 a=3: ZeroDivisionError"):
+        space.workspace(make_spec({"a": (3,)}, workspace=lambda v, arch: 1 // 0), variant, Values(n=5))
 
 
 def test_a_constraint_without_a_return_drops_nothing_silently():

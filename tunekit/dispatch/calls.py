@@ -22,8 +22,8 @@ Way = tuple[Any, ...]
 """A way to write calls: the number of positional arguments, then the keywords' names in their order."""
 Given = tuple[tuple[str, type, Value], ...]
 """The problem axes given as keywords, in the spec's order: name, type, value."""
-MAX_ORDERS = 4096
-"""Orders kept; past it all are dropped and found again: flags are few, but sizes may be given by keyword too."""
+MAX_KEPT = 4096
+"""Ways of writing kept, and orders under flags; past it all are dropped and found again, for memory stays bounded."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ class CallForm:
         way: Way = (len(args), *keywords)
         writing = self._writings.get(way)
         if writing is None:
-            writing = self._writings[way] = self._writing(len(args), tuple(keywords))
+            writing = self._writing(len(args), tuple(keywords))
+            if len(self._writings) >= MAX_KEPT:
+                self._writings.clear()
+            self._writings[way] = writing
         values = (*args, *keywords.values(), None)
         given: Given = ()
         if writing.axes:
@@ -109,7 +112,7 @@ class CallForm:
             count = way[0]
             places = {name: count + place for place, name in enumerate(way[1:])}
             found = self._order(self._existing(given), count, places)
-            if len(self._orders) >= MAX_ORDERS:
+            if len(self._orders) >= MAX_KEPT:
                 self._orders.clear()
             self._orders[way, given] = found
         return found
