@@ -31,6 +31,7 @@ from tunekit.model import Values
 from .attention.arguments import by_name
 from .attention.sequences import Sequences
 from .attention.workspace import STATISTICS
+from .sm90_gather import FILLS, PRESENT_BUFFERS
 from .sm90_load import load_q, make_pipe
 from .sm90_output import Output
 from .sm90_plan import BLOCK_ROWS, WARP_GROUP_THREADS, WARPS_PER_GROUP
@@ -122,6 +123,7 @@ class FmhaSm90Wide:
             ring: tile(plan.slots * plan.kv_tile * plan.part_columns)
             p: tile(CONSUMERS * BLOCK_ROWS * plan.kv_tile)
             maxima: cute.struct.MemRange[Float32, CONSUMERS * BLOCK_ROWS]
+            present: cute.struct.MemRange[Int32, PRESENT_BUFFERS * plan.kv_tile // 32 if plan.gather else 0]
             sums: cute.struct.MemRange[Float32, CONSUMERS * 2 * WARP_GROUP_THREADS]
             q_barriers: cute.struct.MemRange[Int64, 2]
             ring_barriers: cute.struct.MemRange[Int64, BARRIERS_PER_SLOT * plan.slots]
@@ -144,7 +146,7 @@ class FmhaSm90Wide:
         q_pipe = make_pipe(plan, storage.q_barriers, 1, BLOCK_ROWS * HEAD_DIM, 1)
         ring = PartRing(
             storage.ring_barriers.data_ptr(), slots=plan.slots, bytes_filled=plan.part_bytes,
-            sharers=plan.cluster_m, first_rank=place.share_rank, rank_step=plan.cluster_splits,
+            fills=FILLS if plan.gather else 1, sharers=plan.cluster_m, first_rank=place.share_rank, rank_step=plan.cluster_splits,
         )  # fmt: skip
         if warp_index == 0:
             with cute.arch.elect_one():
@@ -168,7 +170,7 @@ class FmhaSm90Wide:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp_index == 0:
                 load_q(plan, tma["q"], smem.q, q_pipe, sequences, place)
-                KeyLoader(plan, tma, smem.k, ring, sequences, place).run(runs)
+            KeyLoader(plan, tma, given, smem, ring, sequences, place).run(runs, warp_index)
             if const_expr(plan.merge == "cluster"):
                 ClusterOutput(plan, given, sequences, place).accompany()
         else:
@@ -210,6 +212,9 @@ class FmhaSm90Wide:
             **{name: part.get_tensor(layouts[name].outer, swizzle=layouts[name].inner) for name, part in parts.items()}
         )
         smem.maxima = storage.maxima.get_tensor(cute.make_layout((BLOCK_ROWS, CONSUMERS)))
+        smem.slots = storage.ring.data_ptr()
+        if const_expr(self.plan.gather):
+            smem.present = storage.present.get_tensor(cute.make_layout((self.plan.kv_tile // 32, PRESENT_BUFFERS)))
         smem.sums = storage.sums.get_tensor(cute.make_layout((2, WARP_GROUP_THREADS, CONSUMERS)))
         return smem
 
@@ -227,7 +232,8 @@ class FmhaSm90Wide:
         """A consumer warp group: its walk, and its columns of O."""
         plan, place = self.plan, work.place
         _, position_block = plan.packing.coordinates(place.first_block, place.kv_head)
-        mask = ScoreMask(plan, work.runs, position_block, work.sides)
+        present = work.smem.present if const_expr(plan.gather) else None
+        mask = ScoreMask(plan, work.runs, position_block, work.sides, present)
         consumer = WideConsumer(plan, index, work.smem, work.ring, mask, work.runs, work.given["scale"])
         work.q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
         consumer.attend()

@@ -11,8 +11,6 @@ from tunekit.arch import Arch
 from tunekit.model import Footprint, Values
 from tunekit.spec import Build, Constraint, Tunable
 
-from ..attention.missing import not_yet
-
 HEAD_DIM = 512
 BLOCK_ROWS = 64
 THREADS = 3 * 128
@@ -33,8 +31,10 @@ TUNABLES = (
 
 
 def fixed_bytes(v: Values) -> int:
-    """Shared memory besides the ring: Q (O reuses it), P of both warp groups, statistics, Q's barriers."""
-    return BLOCK_ROWS * (HEAD_DIM + 2 * int(v.kv_tile)) * ELEMENT_BYTES + STATISTICS_BYTES + 2 * BARRIER_BYTES
+    """Shared memory besides the ring: Q (O reuses it), P of both warp groups, statistics, Q's barriers, a gathered
+    tile's bits in 8 buffers."""
+    present = int(v.kv_tile) if v.gather else 0
+    return BLOCK_ROWS * (HEAD_DIM + 2 * int(v.kv_tile)) * ELEMENT_BYTES + STATISTICS_BYTES + present + 2 * BARRIER_BYTES
 
 
 def slot_bytes(v: Values) -> int:
@@ -89,7 +89,16 @@ CONSTRAINTS = (
         "a cluster of cluster_m row blocks, times the splits that merge in it, has 16 CTAs at most",
         lambda v: cluster(v) <= 16,
     ),
-    *not_yet("sm90_wide", "gather"),
+    Constraint(
+        "gather_rows",
+        "all rows of a block read one token's list: with gather, the query heads of a KV head must be a multiple of 64",
+        lambda v: not v.gather or v.heads // v.kv_heads % BLOCK_ROWS == 0,
+    ),
+    Constraint(
+        "gather_multicast",
+        "what threads gather cannot be multicast: with gather, cluster_m must be 1",
+        lambda v: not v.gather or v.cluster_m == 1,
+    ),
 )
 
 DEFAULTS = ({"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "rescale_log2": 0, "num_splits": 1, "merge": "none"},)

@@ -61,8 +61,10 @@ class PartRing:
 
     @cute.jit
     def expect(self, position):
-        """Announce the bytes of its load: by one thread of the warp."""
+        """Announce the bytes of its load by TMA, which then makes the slot full: by one thread of the warp."""
         with cute.arch.elect_one():
+            if const_expr(self.fills > 1):
+                cute.arch.mbarrier_arrive(self.full(position), arrive_count=self.fills - 1)
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(position), self.bytes_filled)
 
     @cute.jit

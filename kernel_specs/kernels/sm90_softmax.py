@@ -6,7 +6,7 @@ A thread of a consumer warp group holds two rows of its 64-row block, r and r + 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 from .sm90_plan import LOG2_E, WARP_GROUP_THREADS, Plan
 
@@ -127,11 +127,13 @@ class ScoreMask:
     """Which scores of a tile a consumer thread must hide.
 
     `runs`: the CTA's KV tiles (sm90_runs.Runs); `position_block`: where the warp group's row block lies; `sides`:
-    (left, right) of a window.
+    (left, right) of a window; `present`: of a gathered source, which entries of a step's tile exist (sm90_gather), as
+    (word of 32, step % buffers).
     """
 
-    def __init__(self, plan: Plan, runs, position_block, sides):
+    def __init__(self, plan: Plan, runs, position_block, sides, present=None):
         self.plan, self.runs, self.position_block, self.sides = plan, runs, position_block, sides
+        self.present = present
 
     @cute.jit
     def apply(self, acc_s, step):
@@ -143,11 +145,32 @@ class ScoreMask:
         if const_expr(self.plan.two_sources):
             if step < runs.first_steps:
                 self._hide_in_first(acc_s, runs.first.end - 1 - step)
+            elif const_expr(self.plan.problem.gather):
+                self._hide_absent(acc_s, step)
             else:
                 tile = runs.second.end - 1 - (step - runs.first_steps)
                 self._hide_past(acc_s, runs.keys2 - tile * self.plan.kv_tile)
+        elif const_expr(self.plan.problem.gather):
+            self._hide_absent(acc_s, step)
         else:
             self._hide_in_first(acc_s, runs.first.end - 1 - step)
+
+    @cute.jit
+    def _hide_absent(self, acc_s, step):
+        """Keep the keys of a gathered tile that are listed, in every row."""
+        lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        count, buffers = cute.size(self.present, mode=[0]), cute.size(self.present, mode=[1])
+        words = [self.present[i, step % buffers] for i in range(count)]
+        rows = rows_of(acc_s)
+        all_there = words[0]
+        for i in cutlass.range_constexpr(1, count):
+            all_there = all_there & words[i]
+        if all_there != Int32(-1):
+            for i in cutlass.range_constexpr(cute.size(rows, mode=[1])):
+                column = column_offset(i)
+                bit = (words[column // 32] >> (column % 32 + first_column(lane))) & 1
+                for r in cutlass.range_constexpr(2):
+                    rows[r, i] = rows[r, i] if bit != 0 else -Float32.inf
 
     @cute.jit
     def _hide_in_first(self, acc_s, tile):

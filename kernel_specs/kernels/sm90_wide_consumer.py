@@ -113,7 +113,7 @@ class WideConsumer:
         plan, position = self.plan, key_position(self.plan, step)
         blocks = cute.size(self.k, mode=[2])
         for part in cutlass.range_constexpr(plan.parts):
-            self.ring.wait_full(position + part)
+            self._wait_full(position + part)
             keys = self.k[None, None, None, self.ring.slot(position + part)]
             issue(self.mma_s, self.acc_s, self.q, keys, part * blocks, clear=part == 0)
         if const_expr(plan.kv_shared):
@@ -122,6 +122,13 @@ class WideConsumer:
             for part in cutlass.range_constexpr(plan.parts):
                 warpgroup.wait_group(plan.parts - 1 - part)
                 self.ring.release(position + part)
+
+    @cute.jit
+    def _wait_full(self, position):
+        """Wait for a part; gathered ones were written through the generic proxy."""
+        self.ring.wait_full(position)
+        if const_expr(self.plan.gather):
+            cute.arch.fence_view_async_shared()
 
     @cute.jit
     def _soften(self, step):
@@ -165,7 +172,7 @@ class WideConsumer:
         mma, p = product
         position = value_position(self.plan, step) + self.index * self.plan.own_parts
         for part in cutlass.range_constexpr(self.plan.own_parts):
-            self.ring.wait_full(position + part)
+            self._wait_full(position + part)
         if const_expr(self.plan.unclean_tails):
             self._clean(step, position)
         for part in cutlass.range_constexpr(self.plan.own_parts):
@@ -188,7 +195,9 @@ class WideConsumer:
         runs = self.runs
         valid = runs.keys - (runs.first.end - 1 - step) * self.plan.kv_tile
         if const_expr(self.plan.two_sources):
-            valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * self.plan.kv_tile
+            valid2 = self.plan.kv_tile  # gathered tiles have zeros where nothing is listed
+            if const_expr(not self.plan.gather):
+                valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * self.plan.kv_tile
             valid = valid if step < runs.first_steps else valid2
         if valid < self.plan.kv_tile:
             for part in cutlass.range_constexpr(self.plan.own_parts):

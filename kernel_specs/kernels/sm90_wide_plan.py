@@ -25,11 +25,13 @@ class WidePlan(Plan):
     def __init__(self, problem: Values, tunables: Values):
         super().__init__(problem, Values({**HALF, **tunables}))
         self.threads = (1 + CONSUMERS) * WARP_GROUP_THREADS
-        self.consumer_registers, self.producer_registers = 240, 24
+        self.gather = problem.gather
+        # Gathering takes addresses.
+        self.consumer_registers, self.producer_registers = (232, 40) if problem.gather else (240, 24)
         self.part_columns = tunables.part_columns
         self.parts = HEAD_DIM // tunables.part_columns
         self.own_parts = OWN_COLUMNS // tunables.part_columns
-        self.slots = slots(tunables)
+        self.slots = slots(Values({**problem, **tunables}))
         # The CTAs of a cluster: splits of the tiles fastest, if they merge there; then neighbouring row blocks.
         self.cluster_splits = tunables.num_splits if tunables.merge == "cluster" else 1
         self.cluster = tunables.cluster_m * self.cluster_splits
