@@ -231,9 +231,8 @@ class FmhaSm90Wide:
     def _consume(self, work, index: int):
         """A consumer warp group: its walk, and its columns of O."""
         plan, place = self.plan, work.place
-        _, position_block = plan.packing.coordinates(place.first_block, place.kv_head)
         present = work.smem.present if const_expr(plan.gather) else None
-        mask = ScoreMask(plan, work.runs, position_block, work.sides, present)
+        mask = ScoreMask(plan, work.runs, place.first_block, work.sides, present)
         consumer = WideConsumer(plan, index, work.smem, work.ring, mask, work.runs, work.given["scale"])
         work.q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
         consumer.attend()

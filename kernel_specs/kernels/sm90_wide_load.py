@@ -119,8 +119,9 @@ class KeyLoader:
 
     def _load_first(self, operand, tile, position):
         """A tile of source 1."""
-        where, outer = self.sequences.tile_place(self.batch, tile, self.plan.kv_tile)
-        self._load_parts(self.streams[operand], where, outer, position)
+        row = self.sequences.tile_row(tile, self.plan.kv_tile)
+        outer = self.sequences.tile_outer(self.batch, tile, self.plan.kv_tile)
+        self._load_parts(self.streams[operand], row, outer, position)
 
     def _load_parts(self, stream, tile, outer, position):
         atom, shared, source = stream
