@@ -1,7 +1,7 @@
 """Attention forward at head_dim 512 for Hopper (sm_90a), in CuTeDSL: two warp groups share 64 rows by O's columns.
 
 O of 64 rows and 512 columns is 256 registers a thread for one warp group, which is too many, and 128 for two. So each
-of the two consumer warp groups owns 256 columns of O and V. What they share is S = Q K^T and its softmax, computed once:
+of the two consumer warp groups owns 256 columns of O and V. What they share is S = Q K^T and its softmax:
 
 - Warp group 0 has the even tiles, warp group 1 the odd ones. The tile's *owner* computes its scores with all of Q,
   takes them through the online softmax, multiplies P, from registers, with its own columns of V, and leaves P and the
@@ -11,8 +11,8 @@ of the two consumer warp groups owns 256 columns of O and V. What they share is 
 - Warp group 0 owns a tile, then takes the next. Warp group 1 starts its own scores first, and takes the tile before
   under its own softmax. So the tensor cores have one's products to do while the other is in its softmax.
 
-The producer warp group streams K and V through one ring of *parts*: ``kv_tile`` keys times ``part_columns`` columns. With
-``kv_shared`` a tile is loaded once: V is a view of K's bytes, columns first. Otherwise K runs a tile ahead of V.
+The producer warp group streams K and V through one ring of *parts*: ``kv_tile`` keys times ``part_columns`` columns.
+With ``kv_shared`` a tile is loaded once: V is a view of K's bytes, columns first. Otherwise K runs a tile ahead of V.
 
 The parts of the kernel: sm90_wide_plan.py, what is static; sm90_ring.py, the ring; sm90_wide_load.py, the producer;
 sm90_wide_consumer.py, the consumers. The walk over both sources' tiles, masks, softmax and output are those of
@@ -90,9 +90,8 @@ class FmhaSm90Wide:
         return blocks * plan.num_splits, plan.problem.kv_heads, batch
 
     def _smem_layouts(self) -> dict:
-        """Swizzled shared-memory layouts by name: q [rows, columns, 1]; k [keys, columns, slot] and v [columns, keys, slot],
-        two
-        views of the ring; p [rows, keys, owner]; o [rows, columns, warp group]."""
+        """Swizzled shared-memory layouts by name: q [rows, columns, 1]; k [keys, columns, slot] and v [columns, keys,
+        slot], two views of the ring; p [rows, keys, owner]; o [rows, columns, warp group]."""
         plan = self.plan
         in_order = (0, 1, 2)
         p_atom = self._atom("K", plan.kv_tile)

@@ -43,8 +43,11 @@ def slot_bytes(v: Values) -> int:
 
 
 def slots(v: Values) -> int:
-    """Parts in the ring: as many as fit."""
-    return (SMEM_BYTES - fixed_bytes(v)) // slot_bytes(v)
+    """Parts in the ring: as many as fit. With K and V apart, a slot always serves the same warp group's part of V, and
+    so never has a phase of its barrier pass that the group does not wait for: a multiple of a tile of each."""
+    most = (SMEM_BYTES - fixed_bytes(v)) // slot_bytes(v)
+    pair = 2 * HEAD_DIM // int(v.part_columns)
+    return most if v.kv_shared else most // pair * pair
 
 
 def cluster(v: Values) -> int:

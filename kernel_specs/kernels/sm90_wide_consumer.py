@@ -23,7 +23,9 @@ class WideConsumer:
     `acc_o` and `softmax` are its results: un-normalised O, and the rows' maxima and partial sums.
     """
 
-    def __init__(self, plan: WidePlan, index: int, smem: SimpleNamespace, ring: PartRing, mask: ScoreMask, runs: Runs, scale):
+    def __init__(
+        self, plan: WidePlan, index: int, smem: SimpleNamespace, ring: PartRing, mask: ScoreMask, runs: Runs, scale
+    ):
         self.plan, self.index, self.ring, self.mask, self.runs = plan, index, ring, mask, runs
         self.other, self.row_block, self.group = 1 - index, 0, 0
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
@@ -98,12 +100,26 @@ class WideConsumer:
             self._start_values(self.taken_product, step - 1)
             self._soften(step)
             self._end_values(step - 1)
+            self._see_next_keys(step)
             self._give()
             self._own_values(step)
         if steps % 2 == 1:
             self._take()
             self._start_values(self.taken_product, steps - 1)
             self._end_values(steps - 1)
+
+    @cute.jit
+    def _see_next_keys(self, step):
+        """Wait for the next step's K, which warp group 0 computes with once it has this step's P.
+
+        K of the step after it, which this warp group waits for next, comes into the same slots. It must not take the
+        phase before for that one, and can tell them apart only here: later K may have been replaced already. It costs
+        no time: K of the next step comes before this step's V.
+        """
+        if const_expr(not self.plan.kv_shared):
+            if step + 1 < self.runs.steps:
+                for part in cutlass.range_constexpr(self.plan.parts):
+                    self.ring.wait_full(key_position(self.plan, step + 1) + part)
 
     # ---- parts of a step -------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class KeyLoader:
         """Load all steps of a walk: with K and V apart, K of a step before V of the step before it."""
         plan = self.plan
         if const_expr(plan.gather):
-            self._run_gathering(runs, warp_index)
+            self._run_gathering(runs)
         else:
             if warp_index == 0:
                 self._run_by_tma(runs)
@@ -123,34 +123,38 @@ class KeyLoader:
         outer = self.sequences.tile_outer(self.batch, tile, self.plan.kv_tile)
         self._load_parts(self.streams[operand], row, outer, position)
 
-    def _load_parts(self, stream, tile, outer, position):
+    @cute.jit
+    def _load_parts(self, stream: tuple, tile, outer, position):
+        """All warps that call this wait for the slots, so that none misses a phase; the first one loads."""
         atom, shared, source = stream
-        for part in range(self.plan.parts):
+        first_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0
+        for part in cutlass.range_constexpr(self.plan.parts):
             self.ring.wait_empty(position + part)
-            self.ring.expect(position + part)
-            cute.copy(
-                atom,
-                source[None, tile, part, outer],
-                shared[None, self.ring.slot(position + part)],
-                tma_bar_ptr=self.ring.full(position + part),
-                **self.multicast,
-            )
+            if const_expr(not self.plan.gather):
+                self._load_part(atom, source[None, tile, part, outer], shared, position + part)
+            else:
+                if first_warp:
+                    self._load_part(atom, source[None, tile, part, outer], shared, position + part)
+
+    def _load_part(self, atom, source, shared, position):
+        self.ring.expect(position)
+        target = shared[None, self.ring.slot(position)]
+        cute.copy(atom, source, target, tma_bar_ptr=self.ring.full(position), **self.multicast)
 
     # ---- gathered --------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def _run_gathering(self, runs, warp_index):
+    def _run_gathering(self, runs):
         """`run` for all producer warps: source 1 by TMA, if the gathered one is the second, then the listed rows."""
         plan = self.plan
         dense = Int32(0)
         if const_expr(plan.two_sources):
             dense = runs.first_steps
-            if warp_index == 0:
-                for step in cutlass.range(dense, unroll=1):
-                    self._load_first("k", runs.first.end - 1 - step, key_position(plan, step))
-                    if const_expr(not plan.kv_shared):
-                        if step > 0:
-                            self._load_first("v", runs.first.end - step, value_position(plan, step - 1))
+            for step in cutlass.range(dense, unroll=1):
+                self._load_first("k", runs.first.end - 1 - step, key_position(plan, step))
+                if const_expr(not plan.kv_shared):
+                    if step > 0:
+                        self._load_first("v", runs.first.end - step, value_position(plan, step - 1))
         last = runs.second.end - 1 if const_expr(plan.two_sources) else runs.first.end - 1
         before, now, following = (self.gather.make_entries() for _ in range(3))
         self.gather.ask(last, following)
@@ -165,18 +169,18 @@ class KeyLoader:
                 if step > dense:
                     self._gather_parts("v", before, value_position(plan, step - 1))
                 else:
-                    self._load_last_dense(runs, step, warp_index)
+                    self._load_last_dense(runs, step)
         if const_expr(not plan.kv_shared):
             if runs.steps > dense:
                 self._gather_parts("v", now, value_position(plan, runs.steps - 1))
             else:
-                self._load_last_dense(runs, runs.steps, warp_index)
+                self._load_last_dense(runs, runs.steps)
 
     @cute.jit
-    def _load_last_dense(self, runs, step, warp_index):
+    def _load_last_dense(self, runs, step):
         """V of the last dense tile, before ``step``, if there is one."""
         if const_expr(self.plan.two_sources):
-            if step > 0 and warp_index == 0:
+            if step > 0:
                 self._load_first("v", runs.first.begin, value_position(self.plan, step - 1))
 
     def _gather_parts(self, operand, entries, position):

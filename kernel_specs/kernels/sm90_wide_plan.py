@@ -16,7 +16,15 @@ CONSUMER_THREADS = CONSUMERS * WARP_GROUP_THREADS
 # Named barriers besides sm90_plan's.
 BARRIER_READY = 4  # + warp group: its P is in shared memory
 # What the plan of fmha_sm90.py calls a CTA is a column half here.
-HALF = {"m_tile": 64, "pv_n_tile": OWN_COLUMNS, "kv_stage": 1, "smem_p": True, "k_sub": 1, "kv_groups": 1, "ctas_per_sm": 1}
+HALF = {
+    "m_tile": 64,
+    "pv_n_tile": OWN_COLUMNS,
+    "kv_stage": 1,
+    "smem_p": True,
+    "k_sub": 1,
+    "kv_groups": 1,
+    "ctas_per_sm": 1,
+}
 
 
 class WidePlan(Plan):

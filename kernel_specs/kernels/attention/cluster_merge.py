@@ -84,8 +84,8 @@ class ClusterMerge:
 
     @cute.jit
     def take(self, pointer, row: Int32, chunk: Int32, scale_log2: Float32, first_rank: Int32):
-        """Merge one chunk: (its un-normalised O, the row's raw maximum, the row's sum). The splits are the cluster's ranks
-        from ``first_rank`` on."""
+        """Merge one chunk: (its un-normalised O, the row's raw maximum, the row's sum). The splits are the cluster's
+        ranks from ``first_rank`` on."""
         chunks = cute.make_layout((VECTOR, self.chunks, self.rows), stride=(1, VECTOR, self.columns))
         ordered = chunk ^ (2 * (row % QUAD))
         parts = self.splits * self.groups
