@@ -39,8 +39,6 @@ TUNABLES = (
     Tunable("cluster_m", (1, 2)),
     Tunable("ctas_per_sm", (1, 2)),
     Tunable("rescale_log2", (0, 8)),
-    Tunable("num_splits", (1, 2, 3, 4, 6, 8, 16, 32, 64)),
-    Tunable("merge", ("none", "cluster", "kernel")),
 )
 
 
@@ -69,7 +67,7 @@ def footprint(v: Values, arch: Arch) -> Footprint:
         smem_bytes=-(-total // STORAGE_ALIGNMENT) * STORAGE_ALIGNMENT,
         tmem_columns=0,
         threads=WARP_GROUP_THREADS * (1 + consumers(v)),
-        cluster=v.num_splits if v.merge == "cluster" else v.cluster_m,
+        cluster=v.cluster_m,
     )
 
 
@@ -81,11 +79,6 @@ def tile_registers(v: Values) -> int:
 def _exchange_fits(v: Values) -> bool:
     terms = smem_terms(v)
     return terms["k"] + terms["v"] >= 4 * WARP_GROUP_THREADS * (v.pv_n_tile // 2 + 4)
-
-
-def _merge_fits(v: Values) -> bool:
-    terms = smem_terms(v)
-    return terms["q"] + terms["k"] + terms["v"] >= 4 * v.m_tile * v.kv_groups * (v.pv_n_tile + 2)
 
 
 def _two_fit_an_sm(v: Values) -> bool:
@@ -158,43 +151,13 @@ CONSTRAINTS = (
         lambda v: tile_registers(v) <= TILE_REGISTERS.get((consumers(v), v.ctas_per_sm), 0),
     ),
     Constraint(
-        "merge_splits",
-        "splits of the KV tiles meet in a cluster or in a merge kernel; one split has nothing to merge",
-        lambda v: (v.num_splits == 1) == (v.merge == "none"),
-    ),
-    Constraint(
-        "split_cluster",
-        "merged in a cluster, the splits are its CTAs: 16 at most",
-        lambda v: v.merge != "cluster" or v.num_splits <= 16,
-    ),
-    Constraint(
-        "split_multicast",
-        "CTAs that split the keys share no tile to multicast",
-        lambda v: v.num_splits == 1 or v.cluster_m == 1,
-    ),
-    Constraint(
-        "split_exchange",
-        "the CTAs of a cluster exchange O and its statistics in float32 through their spent Q, K and V, which must hold "
-        "those of every KV group",
-        lambda v: v.merge != "cluster" or _merge_fits(v),
-    ),
-    Constraint(
         "smem_per_sm",
         "ctas_per_sm CTAs, each with the system's 1024 B, must fit the SM's 233472 B",
         lambda v: v.ctas_per_sm == 1 or _two_fit_an_sm(v),
     ),
 )
 
-_PLAIN = {
-    "smem_p": False,
-    "k_sub": 1,
-    "kv_groups": 1,
-    "cluster_m": 1,
-    "ctas_per_sm": 1,
-    "rescale_log2": 0,
-    "num_splits": 1,
-    "merge": "none",
-}
+_PLAIN = {"smem_p": False, "k_sub": 1, "kv_groups": 1, "cluster_m": 1, "ctas_per_sm": 1, "rescale_log2": 0}
 DEFAULTS = (
     {"m_tile": 128, "pv_n_tile": 128, "kv_tile": 128, "kv_stage": 2, **_PLAIN},
     {"m_tile": 128, "pv_n_tile": 64, "kv_tile": 128, "kv_stage": 2, **_PLAIN},
@@ -209,19 +172,9 @@ DEFAULTS = (
 )
 
 
-def workspace(v: Values, arch: Arch) -> int:
-    """Float32 elements of the partial results that a merge kernel needs."""
-    from .attention.workspace import elements
-
-    if v.merge != "kernel":
-        return 0
-    tokens = v.total_t if v.varlen else v.batch * v.t
-    return elements(tokens * v.heads, v.num_splits, v.head_dim_v)
-
-
 def build(b: Build) -> tuple[Any, Any]:
     """The kernel and its compile arguments."""
     from .attention.arguments import make_fake_args
     from .fmha_sm90 import make_kernel
 
-    return make_kernel(b.problem, b.tunables), make_fake_args(b.problem, workspace=b.tunables.merge == "kernel")
+    return make_kernel(b.problem, b.tunables), make_fake_args(b.problem)

@@ -144,9 +144,14 @@ class FmhaSm90Wide:
         smem = self._shared_tensors(storage, layouts)
         q_pipe = make_pipe(plan, storage.q_barriers, 1, BLOCK_ROWS * HEAD_DIM, 1)
         ring = PartRing(
-            storage.ring_barriers.data_ptr(), slots=plan.slots, bytes_filled=plan.part_bytes,
-            fills=FILLS if plan.gather else 1, sharers=plan.cluster_m, first_rank=place.share_rank, rank_step=plan.cluster_splits,
-        )  # fmt: skip
+            storage.ring_barriers.data_ptr(),
+            slots=plan.slots,
+            bytes_filled=plan.part_bytes,
+            fills=FILLS if plan.gather else 1,
+            sharers=plan.cluster_m,
+            first_rank=place.share_rank,
+            rank_step=plan.cluster_splits,
+        )
         if warp_index == 0:
             with cute.arch.elect_one():
                 ring.initialise()
@@ -159,8 +164,8 @@ class FmhaSm90Wide:
         if const_expr(plan.num_splits > 1):
             runs = part_of(runs, place.split, plan.num_splits)
         work = SimpleNamespace(
-            given=given, tma=tma, storage=storage, smem=smem, q_pipe=q_pipe, ring=ring, sequences=sequences, place=place,
-            sides=sides, runs=runs,
+            given=given, tma=tma, storage=storage, smem=smem, q_pipe=q_pipe, ring=ring, sequences=sequences,
+            place=place, sides=sides, runs=runs,
         )  # fmt: skip
         if warp_index < WARPS_PER_GROUP:
             if const_expr(plan.merge == "kernel"):
@@ -183,8 +188,8 @@ class FmhaSm90Wide:
             self._synchronize()
 
     def _place(self) -> SimpleNamespace:
-        """Where a CTA works: batch, kv_head, split; its row block and its cluster's first one; its rank among the CTAs that
-        share its tiles, the first cluster rank of those; the first cluster rank of those that merge with it."""
+        """Where a CTA works: batch, kv_head, split; its row block and its cluster's first one; its rank among the CTAs
+        that share its tiles, the first cluster rank of those; the first cluster rank of those that merge with it."""
         plan = self.plan
         x, kv_head, batch = cute.arch.block_idx()
         if const_expr(plan.merge == "kernel"):

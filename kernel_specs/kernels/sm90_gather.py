@@ -11,7 +11,7 @@ write through the generic proxy, so a consumer that lets wgmma read them needs a
 """
 
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 

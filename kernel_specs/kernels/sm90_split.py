@@ -65,7 +65,9 @@ class PartialOutput:
         in each; neighbours exchange pairs, so that each writes 16 bytes."""
         plan, packing, softmax, lane = self.plan, self.plan.packing, consumer.softmax, consumer.lane
         _sum_rows(softmax)
-        head_block, position_block = packing.coordinates(self.place.first_block + consumer.row_block, self.place.kv_head)
+        head_block, position_block = packing.coordinates(
+            self.place.first_block + consumer.row_block, self.place.kv_head
+        )
         o = self.arguments["o"]
         rows = o.shape[0] * plan.problem.heads
         if const_expr(not plan.problem.varlen):
@@ -109,45 +111,43 @@ class ClusterOutput:
     sequences: Sequences
     place: object
 
-    @cute.jit
     def write(self, consumer, scratch, queries):
         """Merge and write. All consumer threads of the cluster call this; its other threads call `accompany`.
 
-        ``scratch``: a pointer to float32 shared memory of which the consumers have read everything. The splits of the row
-        block are the cluster's ranks from `place.first_rank` on.
+        ``scratch``: a pointer to float32 shared memory of which the consumers have read everything. The splits of the
+        row block are the cluster's ranks from `place.first_rank` on.
         """
-        plan, softmax, merge = self.plan, consumer.softmax, make_cluster_merge(self.plan)
+        softmax, merge = consumer.softmax, make_cluster_merge(self.plan)
         _sum_rows(softmax)
         consumer.meet()
-        group = merge.part(scratch, consumer.group)
-        merge.leave(group, consumer.acc_o, softmax.maximum, softmax.total, consumer.row_block * BLOCK_ROWS, consumer.lane)
+        part, first = merge.part(scratch, consumer.group), consumer.row_block * BLOCK_ROWS
+        merge.leave(part, consumer.acc_o, softmax.maximum, softmax.total, first, consumer.lane)
         merge.meet()
-        for turn in cutlass.range_constexpr(merge.turns):
+        merged = []
+        for turn in range(merge.turns):
             exists, row, chunk = merge.chunk(turn, consumer.merge_thread, self.place.split)
-            if exists:
-                values, maximum, total = merge.take(scratch, row, chunk, softmax.scale_log2, self.place.first_rank)
-                self._put(values, maximum, total, row, chunk, softmax, queries)
-        self.leave()
+            parts = merge.take(scratch, row, chunk, softmax.scale_log2, self.place.first_rank)
+            merged.append((exists, row, chunk, *parts))
+        merge.done_reading()
+        for exists, row, chunk, values, maximum, total in merged:
+            self._put(exists, values, maximum, total, row, chunk, softmax, queries)
+        merge.await_readers()
 
     def accompany(self):
-        """The part of the cluster's threads that hold no rows."""
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-        self.leave()
-
-    def leave(self):
-        """No CTA exits while another one may read its shared memory."""
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        """What the threads of the cluster do that hold no rows."""
+        merge = make_cluster_merge(self.plan)
+        merge.meet()
+        merge.done_reading()
+        merge.await_readers()
 
     @cute.jit
-    def _put(self, values, maximum: Float32, total: Float32, row: Int32, chunk: Int32, softmax, queries):
+    def _put(self, exists, values, maximum: Float32, total: Float32, row: Int32, chunk: Int32, softmax, queries):
         """Finish and write four columns of a row of the CTA's tile, and its statistics with the first ones."""
         plan, packing = self.plan, self.plan.packing
         row_block, row_inside = row // BLOCK_ROWS, row % BLOCK_ROWS
         head_block, position_block = packing.coordinates(self.place.first_block + row_block, self.place.kv_head)
         head, position = packing.head(row_inside, head_block), packing.position(row_inside, position_block)
-        if position < queries:
+        if exists and position < queries:
             if const_expr(plan.problem.normalize):
                 extra = Float32(0.0)
                 if const_expr(plan.problem.has_sink):
@@ -158,7 +158,7 @@ class ClusterOutput:
             view = first_rows(plan, self.sequences, rows_view(self.arguments["o"]), self.place.batch)
             target = cute.zipped_divide(view[(head, position), None], (VECTOR,))
             cute.autovec_copy(rounded, target[None, self.place.column_slice * (plan.pv_n_tile // VECTOR) + chunk])
-            if const_expr(plan.writes_lse):
+            if const_expr(plan.writes_lse):  # noqa: SIM102 - decided at trace time, the next at run time
                 if chunk == 0 and self.place.column_slice == 0:
                     self._statistic("lse", head, position, log_sum_exp(maximum, total, softmax.scale))
                     if const_expr(not plan.problem.normalize):

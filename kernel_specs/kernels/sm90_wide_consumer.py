@@ -1,4 +1,4 @@
-"""A consumer warp group of the wide Hopper attention kernel: 64 rows, half of O's columns, every other tile's scores."""
+"""A consumer warp group of the wide Hopper attention kernel: 64 rows, half of O's columns, every other tile's S."""
 
 from types import SimpleNamespace
 
@@ -17,8 +17,9 @@ from .sm90_wide_plan import BARRIER_READY, CONSUMER_THREADS, OWN_COLUMNS, WidePl
 
 
 class WideConsumer:
-    """`index`: 0 owns the even steps, 1 the odd ones. `smem`: q (rows, columns, 1); k (keys, columns, slot) and v (columns,
-    keys, slot) of the ring; p (rows, keys, owner); maxima (row, owner) and sums (row r or r + 8, thread, owner), float32.
+    """`index`: 0 owns the even steps, 1 the odd ones. `smem`: q (rows, columns, 1); k (keys, columns, slot) and v
+    (columns, keys, slot) of the ring; p (rows, keys, owner); maxima (row, owner) and sums (row r or r + 8, thread,
+    owner), float32.
 
     `acc_o` and `softmax` are its results: un-normalised O, and the rows' maxima and partial sums.
     """

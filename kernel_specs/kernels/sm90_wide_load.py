@@ -17,7 +17,10 @@ from .sm90_wide_plan import HEAD_DIM, OWN_COLUMNS, WidePlan, key_position, value
 
 
 def tma_operands(plan: WidePlan, tensors: dict, layouts: dict) -> dict:
-    """(TMA atom, view to tile) of every operand, by name: q, o as rows_view; k.., v.. (keys, columns, kv_head, outer)."""
+    """(TMA atom, view to tile) of every operand, by name: q, o as rows_view; k.., v.. (keys, columns, kv_head, outer).
+
+    Gathered ones and an O that is merged have none.
+    """
     load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
     share = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_m > 1 else load
     make, tile = cpasync.make_tiled_tma_atom, plan.packing.tile

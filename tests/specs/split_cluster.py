@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.specs.split_merge import draw, reference
+from kernel_specs.kernels.attention.workspace import elements
 from tunekit.model import Values
 from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tolerance, Tunable
+
+from .split_merge import draw, reference
 
 
 def as_merge(p):
@@ -29,7 +31,7 @@ split_cluster = KernelSpec(
         Axis("rows", values=(64, 128), static=True, default=64),
         Axis("columns", values=(64, 128, 256), static=True, default=64),
         Axis("splits", values=(2, 3, 8, 16), static=True, default=3),
-        Axis("n", default=64 * 66 * 3),
+        Axis("n", default=lambda p: elements(p.rows, p.splits, p.columns)),
     ),
     signature=(
         TensorArg("partials", ("n",), "float32"),

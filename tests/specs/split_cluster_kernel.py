@@ -62,7 +62,8 @@ class Merge:
                 if chunk == 0:
                     lse[row] = log_sum_exp(highest, whole, scale)
         if const_expr(self.exit_barrier):
-            self.merge.meet()
+            self.merge.done_reading()
+            self.merge.await_readers()
 
 
 def fake_args(p):

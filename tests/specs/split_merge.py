@@ -75,7 +75,7 @@ split_merge = KernelSpec(
         Axis("splits", values=SPLITS, static=True, default=3),
         Axis("normalize", kind="flag", static=True, default=True),
         Axis("has_sink", kind="flag", static=True, default=False),
-        Axis("n", default=1980),
+        Axis("n", default=lambda p: elements(rows(p), p.splits, p.columns)),
     ),
     signature=(
         TensorArg("partials", ("n",), "float32"),

@@ -71,16 +71,26 @@ class ClusterMerge:
                 cute.autovec_copy(both, statistics[None, row + 8 * r])
 
     def meet(self):
-        """Barrier of all threads of the cluster: what was left before is there after it. Before a CTA exits, another
-        one tells it that nobody reads from it any more."""
+        """Barrier of all threads of the cluster: what was left before is there after it."""
         cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+
+    def done_reading(self):
+        """Tell the cluster that this thread reads no shared memory of others any more."""
+        cute.arch.cluster_arrive()
+
+    def await_readers(self):
+        """Wait until all threads of the cluster are `done_reading`, before which no CTA may exit."""
         cute.arch.cluster_wait()
 
     def chunk(self, turn: int, thread, rank):
         """(whether it exists, its row, its number in the row) of the chunk that ``thread`` of ``threads`` in CTA
-        ``rank`` merges in its ``turn``-th turn."""
+        ``rank`` merges in its ``turn``-th turn. For one that does not exist, another one's place."""
+        every = self.rows * self.chunks
         item = thread + (rank + turn * self.splits) * self.threads
-        return item < self.rows * self.chunks, item // self.chunks, item % self.chunks
+        exists = item < every
+        item = cutlass.min(item, every - 1)
+        return exists, item // self.chunks, item % self.chunks
 
     @cute.jit
     def take(self, pointer, row: Int32, chunk: Int32, scale_log2: Float32, first_rank: Int32):
