@@ -98,7 +98,7 @@ class Consumer:
         """Visit this group's tiles of a walk: `acc_o` is then the un-normalised O, `softmax` has its rows' values."""
         self._open_turns()
         q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
-        if const_expr(self.plan.kv_groups == 1 and not self.plan.blind_rows):
+        if const_expr(self.plan.kv_groups == 1 and not self.plan.may_idle):
             self._walk(runs)
         else:
             if self.group < runs.steps:
@@ -274,14 +274,14 @@ class Consumer:
         elements = cute.size(acc_o)
         shape = (WARP_GROUP_THREADS, elements + 4)
         shared = cute.make_tensor(cute.recast_ptr(scratch, dtype=Float32), cute.make_layout(shape))[self.lane, None]
-        self._meet_groups()
+        self.meet()
         if self.group == 1:
             for i in cutlass.range_constexpr(elements):
                 shared[i] = acc_o[i]
             for r in cutlass.range_constexpr(2):
                 shared[elements + r] = maximum[r]
                 shared[elements + 2 + r] = total[r]
-        self._meet_groups()
+        self.meet()
         if self.group == 0:
             own, other = cute.make_rmem_tensor(2, Float32), cute.make_rmem_tensor(2, Float32)
             for r in cutlass.range_constexpr(2):
@@ -295,7 +295,7 @@ class Consumer:
                 r = i // 2 % 2
                 acc_o[i] = acc_o[i] * own[r] + shared[i] * other[r]
 
-    def _meet_groups(self):
+    def meet(self):
         """Barrier of all consumer warp groups."""
         cute.arch.barrier(barrier_id=BARRIER_MEET, number_of_threads=self.plan.consumers * WARP_GROUP_THREADS)
 

@@ -48,7 +48,7 @@ class OnlineSoftmax:
     """
 
     def __init__(self, plan: Plan, scale):
-        self.blind_rows = plan.blind_rows
+        self.blind_rows = plan.may_idle
         self.rescale_log2 = plan.rescale_log2
         self.scale = scale
         self.scale_log2 = scale * LOG2_E

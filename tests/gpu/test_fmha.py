@@ -49,7 +49,7 @@ def chosen(head_dim: int, normalize: bool, smem_p: bool, heads: tuple[int, int])
     fitting = [
         v
         for v in expand(SPEC, ARCH, wanted).variants
-        if v.tunables["smem_p"] is smem_p
+        if v.tunables.get("smem_p") is smem_p
         and misfit(SPEC.implementation(v.implementation), ARCH, wanted, v.tunables) is None
     ]
     return max(fitting, key=lambda v: (v.tunables["kv_stage"], v.tunables["pv_n_tile"]))
