@@ -62,6 +62,7 @@ fmha = KernelSpec(
             defaults=fmha_sm100_space.DEFAULTS,
             footprint=fmha_sm100_space.footprint,
             build=fmha_sm100_space.build,
+            workspace=fmha_sm100_space.workspace,
         ),
     ),
     constraints=RULES,

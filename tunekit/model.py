@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Union
@@ -25,15 +25,18 @@ class Values(Mapping[str, Value]):
 
     Names also read as attributes (``v.head_dim``), which keeps constraints and
     footprints short. Equality and hash ignore the order and tell ``True`` from ``1``.
+    Some may go without saying (see :meth:`implying`); only the text differs by that.
     """
 
-    __slots__ = ("_hash", "_items")
+    __slots__ = ("_hash", "_implied", "_items")
     _items: dict[str, Value]
+    _implied: frozenset[str]
     _hash: int
 
     def __init__(self, items: Mapping[str, Value] | None = None, /, **more: Value) -> None:
         merged = {**(items or {}), **more}
         object.__setattr__(self, "_items", merged)
+        object.__setattr__(self, "_implied", frozenset())
         key = frozenset((name, type(value), value) for name, value in merged.items())
         object.__setattr__(self, "_hash", hash(key))
 
@@ -68,15 +71,19 @@ class Values(Mapping[str, Value]):
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Values], tuple[dict[str, Value]]]:
-        return Values, (dict(self._items),)
+    def __reduce__(self) -> tuple[Callable[..., Values], tuple[dict[str, Value], frozenset[str]]]:
+        return _implying, (dict(self._items), self._implied)
 
     def __repr__(self) -> str:
         return f"Values({self})"
 
     def __str__(self) -> str:
-        """``a=1 b=True``: the form that the command line takes and prints."""
-        return " ".join(f"{name}={value}" for name, value in self._items.items())
+        """``a=1 b=True``: the form that the command line takes and prints, without what goes without saying."""
+        return " ".join(f"{name}={value}" for name, value in self._items.items() if name not in self._implied)
+
+    def implying(self, names: Collection[str]) -> Values:
+        """The same values; the text leaves out those of `names`, which the reader can fill in."""
+        return _implying(self._items, frozenset(names))
 
     def merged(self, other: Mapping[str, Value]) -> Values:
         """These values with `other`'s added or put in their place."""
@@ -85,6 +92,12 @@ class Values(Mapping[str, Value]):
     def only(self, names: Any) -> Values:
         """The values whose name is in `names`, in this mapping's order."""
         return Values({name: value for name, value in self._items.items() if name in names})
+
+
+def _implying(items: Mapping[str, Value], names: frozenset[str]) -> Values:
+    values = Values(items)
+    object.__setattr__(values, "_implied", names)
+    return values
 
 
 class Status(str, Enum):

@@ -221,8 +221,7 @@ class FmhaSm90:
         """A consumer warp group: its rows' walk, and their results."""
         plan, place = self.plan, work.place
         smem_p = _tensor(work.storage.p, work.layouts["p"]) if const_expr(plan.smem_p) else None
-        _, position_block = plan.packing.coordinates(place.first_block + index % plan.row_blocks, place.kv_head)
-        mask = ScoreMask(plan, work.runs, position_block, work.sides)
+        mask = ScoreMask(plan, work.runs, place.first_block + index % plan.row_blocks, work.sides)
         consumer = Consumer(
             plan, work.mmas, work.smem_q, smem_p, work.k_ring, work.v_ring, index, mask, work.given["scale"]
         )

@@ -144,23 +144,27 @@ class TileStream:
     @cute.jit
     def fill(self, state, run):
         """Load a run of tiles, the last one first, into the ring from ``state`` on; returns the state after them."""
+        # A page's number comes from memory: it is asked for one tile ahead.
+        outer = self._outer(run.end - 1)
         for i in cutlass.range(run.end - run.begin, unroll=1):
-            where = self._locate(run.end - 1 - i)
+            tile = run.end - 1 - i
+            following = self._outer(tile - 1)
             for part in cutlass.range_constexpr(self.ring.parts):
                 self.ring.pipe.producer_acquire(state)
-                self._fetch(where, part, state.index, self.ring.pipe.producer_get_barrier(state))
+                self._fetch(tile, outer, part, state.index, self.ring.pipe.producer_get_barrier(state))
                 state.advance()
+            outer = following
         return state
 
-    def _locate(self, tile):
-        """(tile coordinate, outer coordinate) of a tile."""
+    def _outer(self, tile):
+        """The outer coordinate of a tile; of tile -1, some page's."""
         if const_expr(self.first_source):
-            return self.sequences.tile_place(self.batch, tile, self.plan.kv_tile)
-        return tile, self.batch
+            return self.sequences.tile_outer(self.batch, cutlass.max(tile, 0), self.plan.kv_tile)
+        return self.batch
 
-    def _fetch(self, where, part: int, stage, barrier):
-        """Start to load a located tile, or the ``part``-th of its K stages, into a stage."""
-        row, outer = where
+    def _fetch(self, tile, outer, part: int, stage, barrier):
+        """Start to load a tile, or the ``part``-th of its K stages, into a stage."""
+        row = self.sequences.tile_row(tile, self.plan.kv_tile) if self.first_source else tile
         coordinates = (None, row, outer) if self.ring.parts == 1 else (None, row, part, outer)
         cute.copy(self.atom, self.source[coordinates], self.shared[None, stage], tma_bar_ptr=barrier, **self.multicast)
 

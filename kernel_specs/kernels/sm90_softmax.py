@@ -120,12 +120,13 @@ def _row_sum(rows, r: cutlass.Constexpr[int], start):
 class ScoreMask:
     """Which scores of a tile a consumer thread must hide.
 
-    `runs`: the CTA's KV tiles (sm90_runs.Runs); `position_block`: where the warp group's row block lies; `sides`:
-    (left, right) of a window.
+    `runs`: the CTA's KV tiles (sm90_runs.Runs); `block`: the warp group's row block, of a KV head's; `sides`: (left,
+    right) of a window.
     """
 
-    def __init__(self, plan: Plan, runs, position_block, sides):
-        self.plan, self.runs, self.position_block, self.sides = plan, runs, position_block, sides
+    def __init__(self, plan: Plan, runs, block, sides):
+        self.plan, self.runs, self.block, self.sides = plan, runs, block, sides
+        self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
 
     @cute.jit
     def apply(self, acc_s, step):
@@ -165,20 +166,19 @@ class ScoreMask:
     def _hide_past(self, acc_s, valid):
         """Keep the first ``valid`` keys of a tile, in every row."""
         if valid < self.plan.kv_tile:
-            lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
             rows = rows_of(acc_s)
-            limit = valid - first_column(lane)
+            limit = valid - first_column(self.lane)
             for r in cutlass.range_constexpr(2):
                 _hide_from(rows, r, limit)
 
     @cute.jit
     def _hide_by_position(self, acc_s, first_key):
         """Keep the keys that each row's position sees, of the tile that starts with ``first_key``."""
-        lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
         rows = rows_of(acc_s)
-        own = first_key + first_column(lane)
+        own = first_key + first_column(self.lane)
+        _, position_block = self.plan.packing.coordinates(self.block, 0)
         for r in cutlass.range_constexpr(2):
-            position = self.plan.packing.position(first_row(lane) + 8 * r, self.position_block)
+            position = self.plan.packing.position(first_row(self.lane) + 8 * r, position_block)
             begin, end = self.plan.mask.visible(position, self.runs.queries, self.runs.keys, *self.sides)
             _hide_from(rows, r, end - own)
             if const_expr(self.plan.mask.has_left_side):

@@ -75,9 +75,7 @@ def test_names_negative_sizes_and_what_follows(tunekit):
     short = tunekit("explain", path, "--problem", "cols=8", "page=8,table_pages=3", "reduce=window", "left=-1")
     assert (short.status, short.err) == (0, "")
     line = short.out.splitlines()[0]
-    assert line.startswith(
-        "host_pages on host: batch=1 s=24 cols=8 cols_out=8 reduce=window left=-1 page=8 table_pages=3"
-    )
+    assert line == "host_pages on host: s=24 cols=8 reduce=window page=8"
     assert tunekit("explain", path, "--problem", line.partition(": ")[2]).out == short.out
     for words, said in (
         (["cols=8", "s=4", "reduce=mean"], "reduce: mean is not allowed (allowed: sum, last, window)"),
@@ -99,8 +97,9 @@ def test_without_a_problem_the_examples_are_meant(spec):
     [
         '{"rows": 8, "count": 2}\n\n{"rows": 9, "cols": 128, "count": 5}\n{"rows": 8}\n',
         '[{"rows": 8, "count": 2},\n {"rows": 9, "cols": 128, "count": 5}, {"rows": 8}]',
+        '# two problems\n{"rows": 8, "count": 2}\n  # the second:\n{"rows": 9, "cols": 128, "count": 5}\n',
     ],
-    ids=["lines", "list"],
+    ids=["lines", "list", "comments"],
 )
 def test_a_workload_is_its_distinct_problems_most_frequent_first(spec, tmp_path, text):
     path = tmp_path / "w.jsonl"
@@ -115,6 +114,7 @@ def test_a_workload_is_its_distinct_problems_most_frequent_first(spec, tmp_path,
     ("text", "line", "said"),
     [
         ('{"rows": 8}\n{"rows": }\n', 2, "not JSON"),
+        ('# 8 rows:\n\n{"rows": 8} # 8\n', 3, "not JSON"),
         ('[{"rows": 8},\n{"rows": }]', 2, "not JSON"),
         ('{"rows": 8}\n[1, 2]\n', 2, "no object"),
         ('[{"rows": 8},\n\n3]', 3, "no object"),
@@ -153,6 +153,16 @@ def test_a_byte_order_mark_is_no_part_of_a_workload(spec, tmp_path):
     path = tmp_path / "w.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"rows": 8}\n')
     assert [values.rows for values in problems.problems(spec, (), path)] == [8]
+
+
+def test_a_bare_name_is_a_file_here_or_a_workload_that_ships(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no file lama-gqa: .*did you mean llama-gqa\? \(known: dsv4-flash, dsv4-pro"):
+        problems.problems(spec, (), Path("lama-gqa"))
+    with pytest.raises(UserError, match=r"workloads/llama-gqa\.jsonl:3: .*unknown axis 'batch'"):
+        problems.problems(spec, (), Path("llama-gqa"))
+    Path("llama-gqa").write_text('{"rows": 8}')
+    assert [values.rows for values in problems.problems(spec, (), Path("llama-gqa"))] == [8]
 
 
 def test_an_absent_workload_and_both_ways_at_once(spec, tmp_path):

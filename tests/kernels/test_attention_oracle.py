@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 BASE = {"batch": 4, "heads": 8, "kv_heads": 2, "t": 5, "s_k": 70, "head_dim": 64}
 TWO = {"sources": 2, "s_k2": 33}
 WINDOW = {"mask": "window", "window_left": 6, "window_right": 0}
+DSV4 = {"kv_heads": 1, "head_dim": 512, "kv_shared": True, "has_sink": True}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "one KV head": {"heads": 6, "kv_heads": 1},
@@ -46,10 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gather": {"gather": True, "top_k": 16, "return_lse": True},
     "gather, fewer rows than entries": {"gather": True, "top_k": 100},
     "gather the second": {**TWO, "gather": True, "top_k": 16},
-    "like DSV4": {
-        **{"kv_heads": 1, "head_dim": 512, "kv_shared": True, "has_sink": True, "has_lengths": True},
-        **{**TWO, **WINDOW, "gather": True, "top_k": 16, "return_lse": True},
-    },
+    "like DSV4": {**DSV4, **TWO, **WINDOW, "has_lengths": True, "gather": True, "top_k": 16, "return_lse": True},
     "pages": {"page": 64, "has_lengths": True, "return_lse": True},
     "pages, causal, sink": {"page": 64, "has_lengths": True, "mask": "causal", "has_sink": True, "s_k": 200},
     "a small pool": {"page": 64, "has_lengths": True, "s_k": 200, "pages": 7},

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tunekit.cli.problems import problems
 from tunekit.errors import SpecError
 from tunekit.model import Values
 from tunekit.spec import load_spec
+from tunekit.spec.load import shipped_directory
 
 SPEC = load_spec("fmha")
 BASE = {"batch": 2, "heads": 8, "kv_heads": 2, "t": 5, "s_k": 200, "head_dim": 128}
@@ -152,9 +156,7 @@ def pairs_and_keys(p: Values, queries: int, keys: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("t", "s_k"), [(1, 1), (1, 40), (7, 40), (40, 40), (40, 7)])
-@pytest.mark.parametrize(
-    "mask", ["none", "causal", "causal_top_left", *((a, b) for a in (-1, 0, 9) for b in (-1, 0, 9))]
-)
+@pytest.mark.parametrize("mask", ["none", "causal", "causal_top_left", *itertools.product((-1, 0, 9), repeat=2)])
 def test_cost_counts_what_is_seen(mask: Any, t: int, s_k: int) -> None:
     sides = {} if isinstance(mask, str) else {"window_left": mask[0], "window_right": mask[1]}
     p = problem(t=t, s_k=s_k, head_dim_v=64, mask=mask if isinstance(mask, str) else "window", **sides)
@@ -187,6 +189,36 @@ def test_cost_of_the_other_flags() -> None:
     assert SPEC.cost(p).flops == 2 * 8 * pairs * 256
     assert SPEC.cost(p).bytes == 2 * (8 * 5 + 2 * 151) * 256
     assert SPEC.cost(problem(varlen=True, total_t=5, **PAGED)).flops == 2 * 8 * 5 * 200 * 256
+
+
+WORKLOADS = sorted(path.stem for path in (shipped_directory() / "workloads").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_holds_valid_problems(name: str) -> None:
+    """Each fits its model's shape, and says where that is from."""
+    first = (shipped_directory() / "workloads" / f"{name}.jsonl").read_text().splitlines()[0]
+    assert first.startswith("# ")
+    found = problems(SPEC, (), Path(name))
+    assert len(found) >= 20
+    for p in found:
+        assert SPEC.cost(p).flops > 0
+        if name.startswith("dsv4"):
+            pro = name == "dsv4-pro"
+            assert (p.heads, p.kv_heads, p.head_dim, p.head_dim_v) == (128 if pro else 64, 1, 512, 512)
+            assert p.kv_shared and p.has_sink and p.top_k in (0, 1024 if pro else 512)
+            assert p.s_k == (128 if p.t == 1 else p.t + 127)
+        else:
+            assert (p.heads, p.kv_heads, p.head_dim) == (32, 8, 128)
+
+
+def test_the_workloads_cover_what_their_models_do() -> None:
+    assert WORKLOADS == ["dsv4-flash", "dsv4-pro", "llama-gqa"]
+    for name in WORKLOADS[:2]:
+        decode = [p for p in problems(SPEC, (), Path(name)) if p.t == 1]
+        for kind in ({"gather": True}, {"gather": False, "sources": 2}, {"sources": 1}):
+            of_kind = [p for p in decode if all(p[axis] == value for axis, value in kind.items())]
+            assert {p.batch for p in of_kind} == {1, 2, 4, 8, 16, 32, 64, 128}
 
 
 FEATURES = {

@@ -42,7 +42,8 @@ def compiling(cases: Mapping[str, Case], arch: str, root: Path) -> Iterator[Call
             if name not in places:
                 case, place = cases[name], root / str(len(places))
                 place.mkdir()
-                static, tunables = Values(case.static), Values(case.tunables)
+                spec, tunables = load_spec(case.spec), Values(case.tunables)
+                static = spec.static(spec.problem({**case.static, **case.axes}))
                 request = CompileRequest(case.spec, case.implementation, arch, static, tunables, SYMBOL, str(place))
                 (result,) = pool.run([Task(id=name, payload=request.to_payload())])
                 assert result.value is not None and result.status == "ok", f"{result.id}: {result.reason}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from compiled_cases import Case, compiling, prepare
 
+from kernel_specs.kernels.fmha_sm90_space import DEFAULTS
 from tunekit.simulate.run import simulate
 
 pytest.importorskip("cutlass")
@@ -19,7 +20,7 @@ torch = pytest.importorskip("torch")
 ARCH = "sm_90a"
 PRODUCT = f"{Path(__file__).resolve().parents[1] / 'specs' / 'cute_wgmma.py'}:cute_wgmma"
 PLAIN = {"a_major": "K", "b_major": "K", "swizzle": "SW128", "a_source": "SMEM"}
-FMHA = {"pv_n_tile": 64, "kv_tile": 64, "kv_stage": 2, "k_sub": 1, "kv_groups": 1, "cluster_m": 1, "ctas_per_sm": 1}
+FMHA = {**DEFAULTS[0], "pv_n_tile": 64, "kv_tile": 64}
 
 
 def attention(heads: int, kv_heads: int, axes: dict, **tunables) -> Case:

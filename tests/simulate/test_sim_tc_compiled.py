@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from compiled_cases import Case, compiling, prepare
 
+from kernel_specs.kernels.fmha_sm100_space import BASE
 from tunekit.simulate.machine.cluster import Cluster
 from tunekit.simulate.machine.program import Program
 from tunekit.simulate.run import simulate
@@ -19,7 +20,6 @@ torch = pytest.importorskip("torch")
 
 ARCH = "sm_100a"
 PRODUCT = f"{Path(__file__).resolve().parents[1] / 'specs' / 'cute_tcgen05.py'}:cute_tcgen05"
-FMHA = {"kv_tile": 128, "kv_stage": 2, "smem_p": False}
 BF16, F16, E4M3, E5M2, INT8, TF32 = range(1, 7)
 
 
@@ -30,7 +30,7 @@ def product(operand: int, m: int, n: int, a: str, b: str, swizzle: str, ctas: in
 
 def attention(head_dim: int, axes: dict, heads: int = 4, kv_heads: int = 2, normalize: bool = True, **tunables) -> Case:
     static = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads, "dtype": "bfloat16", "normalize": normalize}
-    return Case("fmha", "sm100", static, {**FMHA, "pv_n_tile": head_dim, **tunables}, axes)
+    return Case("fmha", "sm100", static, {**BASE, "pv_n_tile": head_dim, **tunables}, axes)
 
 
 CASES = {

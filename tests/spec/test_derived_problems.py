@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from tunekit.errors import SpecError
-from tunekit.model import Values
-from tunekit.spec import Axis, Implementation, KernelSpec, TensorArg, Tunable, load_spec
+from tunekit.model import Values, to_json
+from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tunable, load_spec
 
 PAGES = f"{Path(__file__).parents[1] / 'specs' / 'host_pages.py'}:host_pages"
 
@@ -56,6 +57,23 @@ def test_defaults_are_filled_in_whatever_order_their_needs_allow():
     given = spec.problem({"n": 3, "batch": 1, "total": 9})
     assert (given.batch, given.padded, given.total) == (1, 8, 9), "what is given stays"
     assert spec.derived(given) == {"padded"}
+
+
+def test_the_text_of_a_problem_leaves_out_what_its_defaults_give(pages):
+    """And it reads back as the same problem; equality, JSON and pickles know nothing of it."""
+    problem = pages.problem({"cols": 8, "page": 8, "table_pages": 3, "left": -1})
+    assert str(problem) == "s=24 cols=8 page=8"
+    assert pages.problem({"s": 24, "page": 8, "cols": 8}) == problem == Values(dict(problem))
+    assert to_json(problem) == to_json(Values(dict(problem)))
+    assert str(pickle.loads(pickle.dumps(problem))) == str(problem)
+    assert str(problem.merged({})) == str(Values(dict(problem))) != str(problem)
+    assert str(pages.problem({"batch": 2, "s": 24, "cols": 8, "page": 8})) == "batch=2 s=24 cols=8 page=8"
+    spec = spec_of(Axis("n", default=3))
+    assert str(spec.problem({})) == "n=3", "not all of it"
+    with pytest.raises(SpecError, match="n=5: odd: n is even"):
+        spec_of(
+            Axis("n"), Axis("m", default=1), constraints=(Constraint("odd", "n is even", lambda p: p.n % 2 == 0),)
+        ).problem({"n": 5})
 
 
 def test_each_of_two_axes_follows_from_the_other(pages):

@@ -94,7 +94,7 @@ workload_option = click.option(
     "--workload",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help='Problems as JSON Lines or a JSON list; "count" tells how often each occurs.',
+    help='Problems as JSON Lines or a JSON list, "count" tells how often each occurs; or a shipped one, as "dsv4-pro".',
 )
 implementation_option = click.option("--implementation", metavar="NAME", help="Only this implementation.")
 db_option = click.option(

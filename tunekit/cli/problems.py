@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from tunekit.errors import SpecError, UserError
 from tunekit.model import Value, Values
 from tunekit.spec import Implementation, KernelSpec
 from tunekit.spec.axes import unknown
+from tunekit.spec.load import shipped_directory
 
+WORKLOADS = "workloads"  # beside the shipped specs
 TRUE = frozenset({"true", "1", "yes", "on"})
 FALSE = frozenset({"false", "0", "no", "off"})
 # What json raises for text that is none, for endless digits and for endless brackets; and our own hooks.
@@ -61,8 +64,10 @@ def read_workload(spec: KernelSpec, path: Path) -> list[Values]:
     """The problems of a workload file, most frequent first.
 
     JSON Lines, or one JSON list, of objects: axis values by name, and optionally
-    ``count``, how often the problem occurs (1 where left out).
+    ``count``, how often the problem occurs (1 where left out). Lines that begin with
+    ``#`` are comments. A bare name that is no file here is a workload that ships.
     """
+    path = _shipped(path) or path
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -148,6 +153,21 @@ def _completed(spec: KernelSpec, given: Mapping[str, Value]) -> Values:
         raise UserError(where + error.message) from None
 
 
+def _shipped(path: Path) -> Path | None:
+    """The shipped workload that a bare name stands for; None for what may be a file.
+
+    Raises:
+        UserError: neither is there.
+    """
+    if path.name != str(path) or path.suffix or os.path.lexists(path):
+        return None
+    directory = shipped_directory() / WORKLOADS
+    known = sorted(file.stem for file in directory.glob("*.jsonl"))
+    if path.name not in known:
+        raise UserError(f"there is no file {path}: {unknown('workload', path.name, known)}")
+    return directory / f"{path.name}.jsonl"
+
+
 def _objects(text: str, path: Path) -> list[tuple[int, Any]]:
     """The JSON values of a workload with their lines; NaN and infinity are refused."""
     decoder = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_no_repeats)
@@ -160,7 +180,7 @@ def _objects(text: str, path: Path) -> list[tuple[int, Any]]:
         return _with_lines(text, items)
     found: list[tuple[int, Any]] = []
     for number, line_text in enumerate(text.splitlines(), start=1):
-        if line_text.strip():
+        if line_text.strip() and not line_text.lstrip().startswith("#"):
             try:
                 found.append((number, decoder.decode(line_text)))
             except MALFORMED as error:

@@ -54,12 +54,12 @@ def check(spec: KernelSpec, slots: Slots, given: Given) -> Call:
         value = slots[slot]
         if arg.name not in existing:
             if value is not None:
-                raise UserError(f"{spec.name} takes no '{arg.name}' for {problem}")
+                raise UserError(f"{spec.name} takes no '{arg.name}' for {problem.implying(())}")
             continue
         if isinstance(arg, ScalarArg):
             _check_scalar(spec, arg, value)
         elif value is None and arg.role != "output":
-            raise UserError(f"{spec.name} needs its {arg.role} '{arg.name}' for {problem}")
+            raise UserError(f"{spec.name} needs its {arg.role} '{arg.name}' for {problem.implying(())}")
         arguments.append((slot, arg))
     return Call(problem, device, tuple(arguments))
 
@@ -101,7 +101,7 @@ class _Reading:
         for arg, shape in used:
             if arg.dims(problem) != shape:
                 raise UserError(
-                    f"'{arg.name}' was read as {shape_words(shape)}, but for {problem} it is "
+                    f"'{arg.name}' was read as {shape_words(shape)}, but for {problem.implying(())} it is "
                     f"{shape_words(arg.dims(problem))}: give the axes that this depends on by keyword"
                 )
         _check_layout(tensors)

@@ -131,7 +131,7 @@ class Worker:
             job.spec,
             loaded.spec,
             job.variant,
-            job.problem,
+            loaded.job.problem,
             loaded.function,
             request["seeds"],
             lambda phase, doing: self._report(phase, id, doing),
@@ -148,7 +148,9 @@ class Worker:
 
     def _load(self, job: RunJob) -> Loaded:
         self._report("prepare", job.variant.id, "loading")
-        return Loaded(job, load_spec(job.spec), load_artifact(Path(job.so), job.symbol))
+        spec = load_spec(job.spec)
+        job = dataclasses.replace(job, problem=spec.problem(job.problem))  # so that its text is short again
+        return Loaded(job, spec, load_artifact(Path(job.so), job.symbol))
 
     def _guarded(
         self, jobs: Mapping[str, RunJob], stage: Stage, action: Callable[[], Result]

@@ -5,6 +5,7 @@ Part of a grid is compared on what it wrote: its own elements, which nothing els
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -42,8 +43,9 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
     from tunekit.oracle.judge import Figures, judge
 
     begin = time.monotonic()
-    phase("prepare", f"inputs and oracle of {job.problem}")
     spec, arch = load_spec(job.spec), parse_arch(job.variant.arch)
+    job = dataclasses.replace(job, problem=spec.problem(job.problem))  # so that its text is short again
+    phase("prepare", f"inputs and oracle of {job.problem}")
     module = read_module(Path(job.ptx).read_text(), Path(job.ptx).name)
     arguments = arguments_of(spec, job.problem, job.seed, job.variant)
     wanted = oracle(job.spec, job.problem, job.seed)

@@ -195,6 +195,8 @@ class KernelSpec:
     def problem(self, given: Mapping[str, Value]) -> Values:
         """`given` completed with the axes' defaults (see problems), in the axes' order, and checked.
 
+        Its text leaves out what the defaults give.
+
         Raises:
             SpecError: an unknown, missing or disallowed value, named with its axis.
         """
@@ -204,6 +206,7 @@ class KernelSpec:
                 raise SpecError(unknown("axis", name, axes), field=self.name)
         try:
             problem = problems.complete(self.axes, given)
+            problem = problem.implying(problems.implied(self.axes, problem))
         except SpecError as error:
             raise SpecError(error.message, field=error.field or self.name) from error
         for constraint in self.constraints:

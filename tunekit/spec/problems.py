@@ -138,6 +138,13 @@ def derived(axes: Sequence[Axis], problem: Values, keep: Collection[str] = ()) -
     return frozenset(found)
 
 
+def implied(axes: Sequence[Axis], problem: Values) -> frozenset[str]:
+    """The axes of a complete problem that go without saying: those at their default, or derived; not if all are."""
+    plain = {axis.name for axis in axes if _is(axis.default, problem[axis.name])}
+    found = derived(axes, problem) | plain
+    return found if len(found) < len(axes) else frozenset()
+
+
 def bucket(axes: Sequence[Axis], problem: Values) -> Values:
     """Each axis at its bucket; what follows from others follows from their buckets, and is bucketed then."""
     own = {axis.name: axis.bucketed(problem[axis.name]) for axis in axes}
@@ -175,7 +182,12 @@ def _follows(axis: Axis, problem: Values, view: Partial) -> bool:
         value = _derive(axis, view)
     except SpecError:
         return False
-    return type(value) is type(problem[axis.name]) and value == problem[axis.name]
+    return _is(value, problem[axis.name])
+
+
+def _is(one: object, other: object) -> bool:
+    """Whether two values are the same, True being none of 1."""
+    return type(one) is type(other) and one == other
 
 
 def _asks_for_itself(name: str, read: Mapping[str, set[str]], found: set[str]) -> bool:

@@ -55,13 +55,15 @@ class Sequences:
         """The row of the sequence's first key in K and V, where they are packed end to end."""
         return self.tensors["cu_seqlens_k"][batch]
 
-    def tile_place(self, batch, tile, kv_tile: int):
-        """(tile coordinate, outer coordinate) of a KV tile of source 1: which tile it is from the sequence's first key
-        on, or within its page, and which [rows, heads, d] it lies in (see `key_place`)."""
+    def tile_row(self, tile, kv_tile: int):
+        """Which tile a KV tile of source 1 is from the sequence's first key on, or within its page."""
+        return tile % (self.problem.page // kv_tile) if const_expr(self.problem.page > 0) else tile
+
+    def tile_outer(self, batch, tile, kv_tile: int):
+        """Which [rows, heads, d] a KV tile of source 1 lies in: see `key_place`."""
         if const_expr(self.problem.page > 0):
-            tiles_a_page = self.problem.page // kv_tile
-            return tile % tiles_a_page, self.tensors["page_table"][batch, tile // tiles_a_page]
-        return tile, Int32(0) if const_expr(self.problem.varlen) else batch
+            return self.tensors["page_table"][batch, tile * kv_tile // self.problem.page]
+        return Int32(0) if const_expr(self.problem.varlen) else batch
 
     def key_place(self, batch, tile, kv_tile: int):
         """(row, outer coordinate) of a KV tile of source 1: the first row of the tile, and which [rows, heads, d] it
