@@ -83,7 +83,7 @@ def test_explain_tells_only_of_the_problem_asked_for(tunekit, tmp_path):
     """A compile for other static axes says nothing of this problem."""
     from tunekit import space
     from tunekit.arch import parse_arch
-    from tunekit.model import Environment, Outcome, Stage, Status, Trial
+    from tunekit.model import Environment, Outcome, Stage, Status, Trial, Values
     from tunekit.spec import load_spec
     from tunekit.store.database import Store
 
@@ -94,12 +94,17 @@ def test_explain_tells_only_of_the_problem_asked_for(tunekit, tmp_path):
     with Store.open(tmp_path / "t.db") as store:
         outcome = Outcome(Stage.COMPILE, Status.OK)
         store.record(Trial(variant, spec.static(small), "k" * 64, outcome, Environment(cutlass_dsl="4.8.1")))
+        figures = Values(cosine=0.999998, relative_norm=2e-3, max_abs_error=1e-3, rounding_ratio=0.98)
+        outcome = Outcome(Stage.VERIFY, Status.OK, facts=figures)
+        store.record(Trial(variant, small, "k" * 64, outcome, Environment(cutlass_dsl="4.8.1")))
 
     def told(problem) -> str:
         words = ["--variant", variant.id, "--db", str(tmp_path / "t.db"), "-p", *str(problem).split()]
         return tunekit("explain", "fmha", "--arch", "sm_100a", *words).out
 
-    assert "compile: ok" in told(small)
+    assert "compile: ok" in told(small) and "verify: ok" in told(small)
+    figures = "cosine 0.99999800, relative norm error 2.00e-03, 0.98 times the rounded oracle's, largest error 1.00e-03"
+    assert told(small).count(figures) == 1
     assert "compile: ok" not in told(large) and "stored outcomes: none" in told(large)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 from pathlib import Path
 
@@ -55,16 +54,22 @@ def test_a_good_kernel(scale_result, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("fixture", ["whole_tile", "nested_ifs"])
-def test_an_instant_trace_and_an_endless_back_end(fixture_result, arch, fixture):
+def test_a_quick_trace_and_an_endless_back_end(fixture_result, arch):
     """Case 1 on the real back end: traced quickly, killed at the back end's own limit, in the native call."""
     limits = Limits(trace_s=60, backend_s=1.0)
-    result = fixture_result(fixture, arch, limits)
+    result = fixture_result("nested_ifs", arch, limits)
     assert result.status is Status.COMPILE_TIMEOUT
     assert result.phase == "mlir"
     assert "killed in mlir at the backend limit of 1 s" in result.reason
-    if fixture == "whole_tile":
-        assert result.seconds["trace"] < 1.0 or os.getloadavg()[0] > 2
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_an_instant_trace_whose_back_end_is_known_to_be_endless(fixture_result, arch):
+    """Case 1, the pattern that is known: a tile that one thread holds whole is refused at the trace."""
+    result = fixture_result("whole_tile", arch, Limits(trace_s=20, backend_s=1.0))
+    assert result.status is Status.TRACE_ERROR
+    assert result.phase == "trace"
+    assert "a fragment (128,128) of Float32" in result.reason
 
 
 @pytest.mark.parametrize("arch", ARCHES)

@@ -115,12 +115,43 @@ def test_poison_is_nan_in_every_float_dtype():
 
 def test_infinite_references_must_be_met_exactly():
     """The LSE of a fully masked row is -inf, and says nothing about the rest."""
-    ref = torch.tensor([[1.0, -math.inf, math.inf, math.nan]], dtype=torch.float64)
-    assert judge(ref.float(), ref).wrong is None
-    for column, value in ((1, math.inf), (1, -1e30), (2, 5.0), (3, 0.0), (0, math.inf)):
+    ref = torch.tensor([[4.2, -math.inf, math.inf]], dtype=torch.float64)
+    right = judge(ref.float(), ref)
+    assert right.wrong is None
+    assert right.cosine > 0.999999 and right.max_abs < 1e-6, "infinite elements are in no figure"
+    for column, value, words in (
+        (0, math.inf, "o[0, 0] is inf, reference 4.2; 1 of 3 elements, in cols 0"),
+        (0, -math.inf, "o[0, 0] is -inf, reference 4.2"),
+        (1, math.inf, "o[0, 1] is inf, reference -inf"),
+        (1, -1e30, "o[0, 1] is -1e+30, reference -inf"),
+        (2, 5.0, "o[0, 2] is 5, reference inf"),
+    ):
         out = ref.float()
         out[0, column] = value
-        assert f"at [0, {column}]" in judge(out, ref).wrong
+        assert judge(out, ref).wrong.startswith(words)
+        assert judge(out, ref, Tolerance(cosine=0.01, relative_norm=1e9, relative=1e9)).wrong.startswith(words)
+
+
+def test_nan_is_wrong_whatever_the_reference_says():
+    ref = torch.tensor([[1.0, math.nan]], dtype=torch.float64)
+    assert "NaN at [0, 1]; 1 of 2 elements" in judge(ref.float(), ref).wrong
+    assert "at [0, 1]: got 3, want nan" in judge(torch.tensor([[1.0, 3.0]]), ref).wrong
+
+
+def test_relative_bounds_each_element_by_its_own_size():
+    """The LSE within 1e-4: relative to elements over 1, absolute to those below."""
+    ref = torch.tensor([[100.0, -8.0, 0.01, -math.inf]], dtype=torch.float64)
+    lse = Tolerance(cosine=0.999, relative_norm=1e-2, relative=1e-4)
+    for column, error in ((0, 9e-3), (1, 7e-4), (2, 9e-5)):
+        out = ref.clone()
+        out[0, column] += error
+        found = judge(out, ref, lse)
+        assert found.wrong is None
+        assert found.relative == pytest.approx(error / max(1.0, abs(float(ref[0, column]))))
+        out[0, column] += 0.3 * error
+        assert f"mismatch at [0, {column}]: got" in judge(out, ref, lse).wrong
+        assert "allowed 0.0001); 1 of 4 elements" in judge(out, ref, lse).wrong
+        assert judge(out, ref, Tolerance(cosine=0.999, relative_norm=1e-2)).wrong is None
 
 
 def test_integers_are_compared_exactly():

@@ -3,6 +3,7 @@
 ``host_guard``: y = 2x, with a tunable `fault` for writes where nothing belongs.
 ``host_ragged``: writes the declared valid region only: the first cols-3 of each row.
 ``host_in_place``: acc += x, in place, and counts rows into an int output.
+``host_squares``: sums of squares whose terms are rounded to bf16, as its rounded oracle rounds them, or worse.
 ``host_bad_oracle``: right kernels under a reference and inputs that are wrong themselves.
 """
 
@@ -168,4 +169,53 @@ bad_oracles = (
         "host_inputs_shape", host_guard.reference, lambda p, generator, device: {"x": __import__("torch").ones(3)}
     ),
     with_mistake("host_inputs_name", host_guard.reference, lambda p, generator, device: {"z": None}),
+)
+
+SQUARES_BODY = """
+    float *y = data_arg(args, 1);
+    for (int64_t r = 0; r < rows; ++r) {{
+        double sum = 0.0;
+        for (int64_t c = 0; c < cols; ++c) {{
+            union {{ float f; uint32_t u; }} p = {{ x[r * cols + c] * x[r * cols + c] }};
+            p.u = (p.u + {bias}) & 0xFFFF0000u;
+            sum += p.f;
+        }}
+        y[r] = (float)sum;
+    }}
+    {fault}
+"""
+SQUARES_FAULTS = {
+    "none": ("0x7FFFu + (p.u >> 16 & 1)", ""),
+    "truncates": ("0", ""),
+    "scales": ("0x7FFFu + (p.u >> 16 & 1)", "for (int64_t r = 0; r < rows; ++r) y[r] *= 1.003f;"),
+    "infinite": ("0x7FFFu + (p.u >> 16 & 1)", "y[rows / 2] = -INFINITY;"),
+}
+
+
+def rounded_squares(problem, inputs):
+    import torch
+
+    return {"y": inputs["x"].double().square().to(torch.bfloat16).double().sum(1)}
+
+
+host_squares = KernelSpec(
+    name="host_squares",
+    version=1,
+    axes=AXES,
+    signature=(TensorArg("x", ("rows", "cols"), "float32"), TensorArg("y", ("rows",), "float32", role="output")),
+    implementations=(
+        Implementation(
+            name="squares",
+            requires={"host"},
+            backend="host",
+            tunables=(Tunable("fault", tuple(SQUARES_FAULTS)),),
+            defaults=({"fault": "none"},),
+            build=lambda b: KERNEL.format(
+                body=SQUARES_BODY.format(**dict(zip(("bias", "fault"), SQUARES_FAULTS[b.tunables.fault], strict=True)))
+            ),
+        ),
+    ),
+    reference=lambda problem, inputs: {"y": inputs["x"].double().square().sum(1)},
+    rounded=rounded_squares,
+    tolerance=Tolerance(cosine=0.9999, relative_norm=1e-2, rounding=1.25),
 )

@@ -136,6 +136,9 @@ def _print_story(arch: Arch, problem: Values, point: Point, trials: list[Trial],
             out.line(f"      {line}")
         if DISAGREEMENT in outcome.facts:
             out.line(f"      the footprint's readings disagree: {outcome.facts[DISAGREEMENT]}")
+        accuracy = units.accuracy(outcome.facts)
+        if accuracy:
+            out.line(f"      {accuracy}")
         if outcome.samples_us:
             ordered = sorted(outcome.samples_us)
             median = units.microseconds(ordered[len(ordered) // 2])

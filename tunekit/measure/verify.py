@@ -15,7 +15,7 @@ from tunekit.measure.inputs import Arguments
 from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.oracle.judge import Figures, judge, region
 from tunekit.oracle.patterns import bits, poison
-from tunekit.oracle.reference import reference_outputs
+from tunekit.oracle.reference import Expected, expected
 from tunekit.space import serves
 from tunekit.spec import KernelSpec
 from tunekit.spec.inputs import draw
@@ -60,20 +60,18 @@ def cases(spec: KernelSpec, variant: Variant, problem: Values, seeds: int) -> tu
 
 
 class Oracle:
-    """The spec's reference outputs, kept between variants, on the host: a faulty kernel can't reach them there."""
+    """What a spec's oracles give, kept between variants, on the host: a faulty kernel can't reach it there."""
 
     def __init__(self, device: Device, limit_bytes: int = ORACLE_CACHE_BYTES) -> None:
         self._device = device
         self._limit_bytes = limit_bytes
-        self._kept: OrderedDict[tuple[str, str, int, Case], dict[str, torch.Tensor]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, int, Case], Expected] = OrderedDict()
 
-    def outputs(
-        self, reference: str, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """The reference's outputs for `inputs`, by name, on the host.
+    def outputs(self, reference: str, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> Expected:
+        """What the outputs must be for `inputs`, on the host. `reference` is what ``load_spec`` took.
 
         Raises:
-            SpecError: the reference fails, leaves an output out or gives the wrong shape.
+            SpecError: an oracle fails, leaves an output out or gives the wrong shape.
         """
         key = (reference, spec.name, spec.version, case)
         if key in self._kept:
@@ -86,16 +84,16 @@ class Oracle:
         return outputs
 
     def _bytes(self) -> int:
-        return sum(tensor.nbytes for outputs in self._kept.values() for tensor in outputs.values())
+        return sum(kept.nbytes for kept in self._kept.values())
 
-    def _compute(self, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _compute(self, spec: KernelSpec, case: Case, inputs: Mapping[str, torch.Tensor]) -> Expected:
         try:
-            return reference_outputs(spec, case.problem, inputs)
+            return expected(spec, case.problem, inputs)
         except RuntimeError as error:
             if not (self._device.is_gpu and is_out_of_memory(error)):
                 raise
             self._device.release()
-            return reference_outputs(spec, case.problem, {name: tensor.cpu() for name, tensor in inputs.items()})
+            return expected(spec, case.problem, {name: tensor.cpu() for name, tensor in inputs.items()})
 
 
 class Verifier:
@@ -141,8 +139,7 @@ class Verifier:
         phase("prepare", f"inputs and oracle of {case}")
         inputs = draw(spec, case.problem, case.seed, self._device.torch)
         arguments = Arguments(spec, case.problem, inputs, self._device.torch, variant=variant)
-        kept = self.oracle.outputs(reference, spec, case, inputs)
-        wanted = {name: tensor.to(self._device.torch) for name, tensor in kept.items()}
+        wanted = self.oracle.outputs(reference, spec, case, inputs).to(self._device.torch)
         first: dict[str, torch.Tensor] = {}
         for launch in range(1, LAUNCHES + 1):
             arguments.reset(launch)
@@ -164,7 +161,7 @@ def wrong_outputs(
     spec: KernelSpec,
     problem: Values,
     arguments: Arguments,
-    wanted: Mapping[str, torch.Tensor],
+    wanted: Expected,
     launch: int,
     figures: Figures | None = None,
 ) -> str | None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from tunekit.errors import UserError
 from tunekit.model import Values
-from tunekit.oracle.compare import compare
+from tunekit.oracle.compare import Comparison, compare
 from tunekit.oracle.patterns import bits
+from tunekit.oracle.reference import Expected
 from tunekit.spec import KernelSpec, TensorArg
 
 if TYPE_CHECKING:
@@ -20,24 +21,28 @@ def judge(
     spec: KernelSpec,
     problem: Values,
     outputs: Mapping[str, torch.Tensor],
-    wanted: Mapping[str, torch.Tensor],
+    expected: Expected,
     unwritten: Callable[[torch.dtype], int],
     figures: Figures | None = None,
     written: Mapping[str, torch.Tensor] | None = None,
 ) -> str | None:
     """What is wrong with the outputs, in words; None if nothing.
 
-    `wanted` are the reference's, by name; `unwritten` gives the bit pattern that an output held before. Where a
+    `unwritten` gives the bit pattern that an output held before. Where a
     part of a grid ran, `written` has a mask for each output: only what it holds is compared.
     """
     for argument in spec.arguments(problem):
         if not isinstance(argument, TensorArg) or argument.name not in outputs:
             continue
-        out, want = outputs[argument.name], wanted[argument.name].to(outputs[argument.name].device)
+        out = outputs[argument.name]
+        want, rounded = expected.outputs[argument.name].to(out.device), expected.rounded.get(argument.name)
+        if rounded is not None:
+            rounded = rounded.to(out.device)
         if written is not None:
             mask = written[argument.name]
             out, want = out.clone(), want.where(mask, 0)
             bits(out)[~mask] = 0
+            rounded = rounded if rounded is None else rounded.where(mask, 0)
         comparison = compare(
             argument.name,
             out,
@@ -46,9 +51,10 @@ def judge(
             unwritten(out.dtype),
             argument.dims(problem),
             region(argument, problem),
+            rounded,
         )
         if figures:
-            figures.add(comparison.cosine, comparison.relative_norm, comparison.max_abs)
+            figures.add(comparison)
         if comparison.wrong:
             return comparison.wrong
     return None
@@ -72,19 +78,22 @@ class Figures:
     """The worst figures over all comparisons of one verification; none where NaN or infinity came in."""
 
     def __init__(self) -> None:
-        self._cosine, self._relative_norm, self._max_abs = 1.0, 0.0, 0.0
-        self._seen, self._finite = False, True
+        self._seen: list[Comparison] = []
 
-    def add(self, cosine: float, relative_norm: float, max_abs: float) -> None:
-        self._seen = True
-        self._finite &= math.isfinite(cosine) and math.isfinite(relative_norm) and math.isfinite(max_abs)
-        self._cosine = min(self._cosine, cosine)
-        self._relative_norm = max(self._relative_norm, relative_norm)
-        self._max_abs = max(self._max_abs, max_abs)
+    def add(self, comparison: Comparison) -> None:
+        self._seen.append(comparison)
 
     def values(self, cases: int) -> Values:
-        """As facts."""
-        if not self._seen or not self._finite:
-            return Values(cases=cases)
-        worst = {"cosine": self._cosine, "relative_norm": self._relative_norm, "max_abs_error": self._max_abs}
-        return Values(cases=cases).merged(worst)
+        """As facts: ``cosine``, ``relative_norm``, ``max_abs_error``, ``max_relative_error`` (|out - ref| / max(|ref|,
+        1)) and, where a rounded oracle is held against, ``rounding_ratio``."""
+        worst: dict[str, float] = {}
+        if self._seen:
+            worst["cosine"] = min(seen.cosine for seen in self._seen)
+            worst["relative_norm"] = max(seen.relative_norm for seen in self._seen)
+            worst["max_abs_error"] = max(seen.max_abs for seen in self._seen)
+            worst["max_relative_error"] = max(seen.relative for seen in self._seen)
+        ratios = [seen.rounding for seen in self._seen if seen.rounding is not None]
+        if ratios:
+            worst["rounding_ratio"] = max(ratios)
+        finite = all(math.isfinite(figure) for seen in self._seen for figure in seen.figures())
+        return Values(cases=cases).merged(worst if finite else {})

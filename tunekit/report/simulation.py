@@ -94,12 +94,8 @@ def _results(report: Report, figures: Values) -> str:
     if wrong is not None:
         return f"results: {wrong}" if wrong else "the results were not compared"
     what = "what these CTAs wrote agrees" if report.partial else "the results agree"
-    if "cosine" in figures:
-        return (
-            f"{what} with the oracle (cosine {figures['cosine']:.8f}, relative norm error "
-            f"{figures['relative_norm']:.2e}, largest error {figures['max_abs_error']:.2e})"
-        )
-    return f"{what} with the oracle"
+    accuracy = units.accuracy(figures)
+    return f"{what} with the oracle ({accuracy})" if accuracy else f"{what} with the oracle"
 
 
 def shortened(name: str, width: int = 72) -> str:

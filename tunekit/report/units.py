@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunekit.model import Footprint, Variant
+from tunekit.model import Footprint, Values, Variant
 
 
 def seconds(value: float | None) -> str:
@@ -42,6 +42,17 @@ def footprint(value: Footprint) -> str:
         (value.local_bytes, "B local"),
     )
     return ", ".join(f"{number:,} {unit}" for number, unit in parts if number is not None) or "not known"
+
+
+def accuracy(figures: Values) -> str:
+    """How near the oracle results came, on one line; empty where nothing finite was compared."""
+    if "cosine" not in figures:
+        return ""
+    ratio = f", {figures['rounding_ratio']:.3g} times the rounded oracle's" if "rounding_ratio" in figures else ""
+    return (
+        f"cosine {figures['cosine']:.8f}, relative norm error {figures['relative_norm']:.2e}{ratio}, "
+        f"largest error {figures['max_abs_error']:.2e}"
+    )
 
 
 def label(variant: Variant) -> str:

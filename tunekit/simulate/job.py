@@ -54,7 +54,7 @@ class SimulationJob:
 class Simulation:
     """The answer: a report; or, without one, `status` and `failure` say why nothing ran, or how it was cut short.
 
-    `figures` are the worst over all schedules' results: cosine, relative_norm, max_abs_error.
+    `figures` are the worst over all schedules' results (see oracle.judge.Figures).
     """
 
     report: Report | None

@@ -29,6 +29,8 @@ from tunekit.spec.inputs import draw
 if TYPE_CHECKING:
     import torch
 
+    from tunekit.oracle.reference import Expected
+
 # Called with a phase ("prepare", "run", "check") and what is being done, in words.
 Phase = Callable[[str, str], None]
 
@@ -85,14 +87,14 @@ def simulate_job(job: SimulationJob, phase: Phase) -> Simulation:
 
 
 @functools.lru_cache(maxsize=1)
-def oracle(reference: str, problem: Values, seed: int) -> dict[str, torch.Tensor]:
-    """The reference's outputs for a problem's inputs, kept from one variant to the next: they can take a minute."""
+def oracle(reference: str, problem: Values, seed: int) -> Expected:
+    """What the outputs must be for a problem's inputs, kept from one variant to the next: it can take a minute."""
     import torch
 
-    from tunekit.oracle.reference import reference_outputs
+    from tunekit.oracle.reference import expected
 
     spec = load_spec(reference)
-    return reference_outputs(spec, problem, draw(spec, problem, seed, torch.device("cpu")))
+    return expected(spec, problem, draw(spec, problem, seed, torch.device("cpu")))
 
 
 def unwritten(dtype: torch.dtype) -> int:

@@ -116,16 +116,24 @@ class Tolerance:
     """What an output must reach against the oracle.
 
     `cosine`: smallest cosine similarity; `relative_norm`: largest
-    ||out - ref|| / ||ref||; `max_abs`: largest absolute error, where given.
+    ||out - ref|| / ||ref||. Where given, `max_abs`: largest absolute error; `relative`: largest
+    |out - ref| / max(|ref|, 1); `rounding`: how many times the error of the spec's `rounded` oracle,
+    which rounds as a kernel must, the error may be.
     """
 
     cosine: float = 0.9999
     relative_norm: float = 1e-2
     max_abs: float | None = None
+    relative: float | None = None
+    rounding: float | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.cosine <= 1) or not (self.relative_norm >= 0):
             raise SpecError("cosine must lie in (0, 1] and relative_norm be >= 0", field="tolerance")
+        if self.relative is not None and not (self.relative >= 0):
+            raise SpecError(f"relative is {self.relative}; it must be >= 0", field="tolerance")
+        if self.rounding is not None and not (1 <= self.rounding < math.inf):
+            raise SpecError(f"rounding is {self.rounding}; no kernel beats 1, the rounded oracle", field="tolerance")
 
 
 def contains(values: tuple[Value, ...], value: object) -> bool:

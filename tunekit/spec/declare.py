@@ -123,8 +123,9 @@ class KernelSpec:
 
     `reference(problem, inputs)` takes torch tensors, and the scalars' numbers, by
     argument name and returns the outputs in float64 (or float32); `inputs(problem, generator, device)`
-    overrides the random normal inputs where those make no sense. `cost(problem)` declares unavoidable work.
-    Bump `version` when the meaning of a problem or an output changes.
+    overrides the random normal inputs where those make no sense. `rounded` is a reference whose intermediate results
+    are rounded as a kernel must round them: `Tolerance.rounding` is held against it, for the outputs that have one.
+    `cost(problem)` declares unavoidable work. Bump `version` when the meaning of a problem or an output changes.
     """
 
     name: str
@@ -137,6 +138,7 @@ class KernelSpec:
     constraints: tuple[Constraint, ...] = ()
     cost: Callable[[Any], Cost] | None = None
     inputs: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None
+    rounded: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
     examples: tuple[Mapping[str, Value], ...] = ()
     compile_limit_s: float | None = None
     description: str = ""
@@ -179,6 +181,12 @@ class KernelSpec:
             for name in self.tolerance:
                 if name not in outputs:
                     raise SpecError(f"names {unknown('output', name, outputs)}", field="tolerance")
+        if self.rounded is not None and not callable(self.rounded):
+            raise SpecError("rounded must be a function", field="rounded")
+        for name in outputs if self.rounded is None else ():
+            if self.tolerance_of(name).rounding is not None:
+                words = f"{name} has rounding={self.tolerance_of(name).rounding:g}, and the spec has no rounded oracle"
+                raise SpecError(f"{words} (KernelSpec.rounded)", field="tolerance")
         if self.compile_limit_s is not None and not (0 < self.compile_limit_s < math.inf):
             raise SpecError(f"{self.compile_limit_s} must be positive", field="compile_limit_s")
         for example in self.examples:

@@ -2,7 +2,8 @@
 
 One trace serves both the probe and the compile: a trace-finalize hook reads the
 footprint from the IR before the back end runs, and stops there if the kernel can't
-fit or only a probe was asked for. Facts about nvidia-cutlass-dsl are those of 4.8.1.
+fit, if its back end would not come back (see fragments), or if only a probe was asked
+for. Facts about nvidia-cutlass-dsl are those of 4.8.1.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from tunekit.arch import Arch, parse_arch
 from tunekit.backends import DUMP_PREFIX, CompileReport, CompileRequest, Phase, files_in
 from tunekit.backends.cutedsl import compiled as machine_code
+from tunekit.backends.cutedsl import fragments
 from tunekit.backends.cutedsl import traced as ir_reading
 from tunekit.backends.cutedsl.link import link
 from tunekit.errors import TunekitError
@@ -35,7 +37,8 @@ LIBRARIES_VARIABLE = "CUTE_DSL_LIBS"
 # An arch for which nothing here is compiled: on a match CuTeDSL also makes a JIT engine for
 # running the kernel at once, 70 ms that an exported kernel has no use for (2026-11).
 NO_EXECUTION_ARCH = "sm_80"
-# remarks{ptx}: also what `ptxas -v` says (registers, spills, its seconds); the code stays the same.
+# remarks{ptx}: also what `ptxas -v` says (registers, spills, its seconds), and source lines in the traced IR, which
+# double the trace's time; the code stays the same.
 OPTIONS = "--enable-tvm-ffi --keep-ptx --keep-cubin remarks{ptx}"
 # CuTeDSL's own option parser takes no quotes and few other characters in a path.
 PLAIN_PATH = re.compile(r"[\w./+-]+")
@@ -130,7 +133,7 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
 
 
 class _Gate:
-    """The hook between trace and back end: reads the footprint, lets through what fits."""
+    """The hook between trace and back end: reads the footprint, lets through what fits and what the back end bears."""
 
     def __init__(self, arch: Arch, trace_only: bool, phase: Phase) -> None:
         self._arch = arch
@@ -148,6 +151,9 @@ class _Gate:
             misfit = kernel.footprint.misfit(self._arch)
             if misfit:
                 self._stop(Status.OVER_BUDGET, misfit)
+        fragment = fragments.refused(module)
+        if fragment is not None:
+            self._stop(Status.TRACE_ERROR, fragment.refusal())
         if self._trace_only:
             self._stop(Status.OK, "")
         owner.envar.arch = NO_EXECUTION_ARCH

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
+
+_NUMBER = re.compile(r"\d+")
 
 
 def walk(op: Any) -> Iterator[Any]:
@@ -53,3 +56,9 @@ def product(numbers: Any) -> int | None:
     for value in values:
         total *= int(value)
     return total
+
+
+def bits(dtype: str) -> int:
+    """The size of an element type from its name: ``bf16`` 16, ``f8E4M3FN`` 8, ``i1`` 1; 8 where the name tells none."""
+    found = _NUMBER.search(dtype)
+    return int(found[0]) if found else 8

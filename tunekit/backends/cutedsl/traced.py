@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tunekit.backends.cutedsl.ir import attribute, attribute_names, constant, is_block_argument, product, walk
+from tunekit.backends.cutedsl.ir import attribute, attribute_names, bits, constant, is_block_argument, product, walk
 from tunekit.model import Footprint
 
 _MEMREF = re.compile(r'memref<(?P<dtype>\w+), smem(?:, align<(?P<align>\d+)>)?.*"(?P<extent>\d+):1">')
 _STATIC_POINTER = re.compile(r"ptr<(?P<dtype>\w+), smem(?:, align<(?P<align>\d+)>)?")
-_BITS = re.compile(r"\d+")
 # Dynamic shared memory begins here after the static part, wherever CuTeDSL's allocator is used.
 DYNAMIC_BASE_ALIGNMENT = 1024
 INLINE_ASM = ("llvm.inline_asm", "nvvm.inline_ptx")
@@ -131,7 +130,7 @@ def _static_smem(inner: list[Any]) -> int | None:
             count = _static_count(op)
             if pointer is None or count is None:
                 return None
-            top = _aligned(top, int(pointer["align"] or 1)) + count * _bits(pointer["dtype"]) // 8
+            top = _aligned(top, int(pointer["align"] or 1)) + count * bits(pointer["dtype"]) // 8
     return top
 
 
@@ -201,12 +200,7 @@ def _extent(op: Any) -> tuple[int, int] | None:
     match = _MEMREF.search(str(op.results[0].type))
     if match is None:
         return None
-    return int(match["extent"]) * _bits(match["dtype"]) // 8, int(match["align"] or 1)
-
-
-def _bits(dtype: str) -> int:
-    found = _BITS.search(dtype)
-    return int(found[0]) if found else 8
+    return int(match["extent"]) * bits(match["dtype"]) // 8, int(match["align"] or 1)
 
 
 def _aligned(offset: int, alignment: int) -> int:
