@@ -98,8 +98,8 @@ def probe(
     for problem in problems(loaded, problem_texts, None):
         points = [p for p in all_points(loaded, chosen, problem, implementation) if p.dropped_by is None]
         points = select(points, variant_ids)
-        readings = {p.variant.id: _declared(loaded, p) for p in points}
-        fitting = [] if declared_only else [p for p in points if p.fits and not readings[p.variant.id].library]
+        fitting = [] if declared_only else [point for point in points if point.fits and not point.library]
+        readings = {p.variant.id: _declared(p) for p in points}
         readings |= _traced(loaded, spec, problem, fitting, settings, back_end)
         ordered = [readings[point.variant.id] for point in points]
         good = good and all(reading.good for reading in ordered)
@@ -115,10 +115,9 @@ def probe(
     return 0 if good else 1
 
 
-def _declared(spec: KernelSpec, point: Point) -> Reading:
+def _declared(point: Point) -> Reading:
     status = "ok" if point.misfit is None else "over_budget"
-    library = spec.implementation(point.variant.implementation).is_library
-    return Reading(point.variant, status, point.misfit or "", Probe(point.footprint), library=library)
+    return Reading(point.variant, status, point.misfit or "", Probe(point.footprint), library=point.library)
 
 
 def _traced(
