@@ -13,7 +13,8 @@ The parts, in the order of the pipeline:
 - sm90_load.py: the producers, a TMA ring each for K and V;
 - sm90_consumer.py: the two matrix products, and the walk of a consumer warp group;
 - sm90_softmax.py: masks and the online softmax on accumulators;
-- sm90_output.py: row sums, sink, statistics, and the store of O.
+- sm90_output.py: row sums, sink, statistics, and the store of O;
+- sm90_split.py: the same where several CTAs split the tiles of a row block.
 
 Rows of a block are packed as attention/packing.py says: query heads of one KV head fastest, then positions.
 
@@ -27,7 +28,7 @@ Tensors and their shapes are those of kernel_specs/fmha.py. The softmax is over 
 from types import SimpleNamespace
 
 import cutlass.cute as cute
-from cutlass import Int64, const_expr
+from cutlass import Float32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import SmemAllocator
 
@@ -39,8 +40,9 @@ from .sm90_consumer import Consumer, tiled_mmas
 from .sm90_load import Ring, TileStream, fill_ring, load_q, make_pipe, make_ring, tma_operands
 from .sm90_output import Output
 from .sm90_plan import BLOCK_ROWS, WARPS_PER_GROUP, Plan
-from .sm90_runs import runs_of
+from .sm90_runs import part_of, runs_of
 from .sm90_softmax import ScoreMask
+from .sm90_split import ClusterOutput, PartialOutput, make_combine
 
 STAGING_ALIGNMENT = 1024  # bytes; of swizzled tiles
 
@@ -65,24 +67,28 @@ class FmhaSm90:
         given = by_name(plan.problem, arguments)
         stream = given.pop("stream")
         layouts = self._smem_layouts()
+        # Tracing a kernel replaces what its dict holds.
+        to_combine = [given.get(name) for name in ("workspace", "o", "lse", "row_max", "sink", "scale")]
         self._kernel(given, tma_operands(plan, given, layouts), layouts, tiled_mmas(plan)).launch(
             grid=self._grid(given),
             block=(plan.threads, 1, 1),
-            cluster=(plan.cluster_m, 1, 1),
+            cluster=(plan.cluster, 1, 1),
             stream=stream,
             min_blocks_per_mp=plan.ctas_per_sm,
             preferred_smem_carveout=100,
         )
+        if const_expr(plan.merge == "kernel"):
+            make_combine(plan).launch(*to_combine, stream)
 
     def _grid(self, given: dict):
-        """(CTAs of the row blocks and slices, KV heads, sequences)."""
+        """(CTAs of the row blocks, slices and splits, KV heads, sequences)."""
         plan = self.plan
         if const_expr(plan.problem.varlen):
             batch, queries = given["cu_seqlens_q"].shape[0] - 1, given["max_t"]
         else:
             batch, queries = given["q"].shape[0], given["q"].shape[1]
         clusters = cute.ceil_div(plan.packing.blocks(queries), plan.row_blocks * plan.cluster_m) * plan.slices
-        return clusters * plan.cluster_m, plan.problem.kv_heads, batch
+        return clusters * plan.cluster_m * plan.num_splits, plan.problem.kv_heads, batch
 
     def _smem_layouts(self) -> dict:
         """Swizzled shared-memory layouts by name: q, p and o rows by columns, k keys by head_dim, v columns by keys.
@@ -146,14 +152,21 @@ class FmhaSm90:
         sequences = Sequences(plan.problem, given)
         sides = (given["left"], given["right"]) if const_expr(plan.problem.mask == "window") else (-1, -1)
         runs = runs_of(plan, sequences, place.batch, place.cluster_block, sides)
+        if const_expr(plan.num_splits > 1):
+            runs = part_of(runs, place.split, plan.num_splits)
 
         work = SimpleNamespace(
             given=given, tma=tma, layouts=layouts, mmas=mmas, storage=storage, smem_q=smem_q, q_pipe=q_pipe,
             k_ring=k_ring, v_ring=v_ring, sequences=sequences, place=place, sides=sides, runs=runs,
         )  # fmt: skip
         if warp_index < WARPS_PER_GROUP:
+            if const_expr(plan.merge == "kernel"):
+                # The merge kernel's CTAs may start where there is room, and wait there for the end of this grid.
+                cute.arch.griddepcontrol_launch_dependents()
             cute.arch.setmaxregister_decrease(self.plan.producer_registers)
             self._produce(work, warp_index)
+            if const_expr(plan.merge == "cluster"):
+                self._cluster_output(work).accompany()
         else:
             cute.arch.setmaxregister_increase(self.plan.consumer_registers)
             self._consume(work, warp_index // WARPS_PER_GROUP - 1)
@@ -162,9 +175,10 @@ class FmhaSm90:
             self._synchronize()
 
     def _place(self) -> SimpleNamespace:
-        """Where a CTA works: batch, kv_head, column_slice; its first row block and its cluster's; its rank there."""
+        """Where a CTA works: batch, kv_head, column_slice, split; its first row block and its cluster's; its rank."""
         plan = self.plan
         x, kv_head, batch = cute.arch.block_idx()
+        x, split = x // plan.num_splits, x % plan.num_splits
         cluster, rank = x // plan.cluster_m, x % plan.cluster_m
         cluster_row = cluster // plan.slices
         if const_expr(plan.longest_last):
@@ -180,6 +194,7 @@ class FmhaSm90:
             first_block=first_block,
             cluster_block=cluster_block,
             rank=rank,
+            split=split,
         )
 
     def _v_ring(self, storage, layout, k_ring: Ring, place) -> Ring:
@@ -226,7 +241,10 @@ class FmhaSm90:
             plan, work.mmas, work.smem_q, smem_p, work.k_ring, work.v_ring, index, mask, work.given["scale"]
         )
         consumer.attend(work.q_pipe, work.runs)
-        if const_expr(plan.kv_groups > 1):
+        if const_expr(plan.merge == "cluster"):
+            scratch = cute.recast_ptr(work.storage.q.data_ptr(), dtype=Float32)
+            self._cluster_output(work).write(consumer, scratch, work.runs.queries)
+        elif const_expr(plan.kv_groups > 1):
             # K and V are spent: every tile that was loaded was also waited for, by one of the groups.
             consumer.merge_groups(work.storage.k.data_ptr())
             if consumer.group == 0:
@@ -234,9 +252,20 @@ class FmhaSm90:
         else:
             self._write(work, consumer)
 
+    def _cluster_output(self, work) -> ClusterOutput:
+        return ClusterOutput(self.plan, work.given, work.sequences, work.place)
+
     @cute.jit
     def _write(self, work, consumer):
-        """Write a consumer's results; O goes through the row block's own part of Q."""
+        """Write a consumer's results."""
+        if const_expr(self.plan.merge == "kernel"):
+            PartialOutput(self.plan, work.given, work.sequences, work.place).write(consumer, work.runs.queries)
+        else:
+            self._write_output(work, consumer)
+
+    @cute.jit
+    def _write_output(self, work, consumer):
+        """Write O and its statistics; O goes through the row block's own part of Q."""
         layout = work.layouts["o"]
         staging = cute.recast_ptr(work.smem_q[None, None, consumer.row_block].iterator, layout.inner)
         smem_o = cute.make_tensor(staging, layout.outer)

@@ -74,7 +74,8 @@ class Consumer:
         self.plan = plan
         self.mma_s, self.mma_o = mmas
         self.k_ring, self.v_ring = k, v
-        self.index, self.row_block, self.group = index, index % plan.row_blocks, index // plan.row_blocks
+        self.index, self.row_block = index, index % plan.row_blocks
+        self.group = index // plan.row_blocks if const_expr(plan.kv_groups > 1) else Int32(0)
         self.mask = mask
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
         slice_s, slice_o = self.mma_s.get_slice(0), self.mma_o.get_slice(0)
@@ -98,7 +99,7 @@ class Consumer:
         """Visit this group's tiles of a walk: `acc_o` is then the un-normalised O, `softmax` has its rows' values."""
         self._open_turns()
         q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
-        if const_expr(self.plan.kv_groups == 1 and not self.plan.blind_rows):
+        if const_expr(self.plan.kv_groups == 1 and not self.plan.may_idle):
             self._walk(runs)
         else:
             if self.group < runs.steps:
@@ -109,7 +110,7 @@ class Consumer:
     def _walk(self, runs):
         """The group's steps, of which there is at least one."""
         plan, group = self.plan, self.group
-        ring_k, ring_v = self._ring_at(group * plan.k_sub, plan.k_stage), self._ring_at(group, plan.v_stage)
+        ring_k, ring_v = _ring_at(group * plan.k_sub, plan.k_stage), _ring_at(group, plan.v_stage)
         self._wait_turn()
         acc_s = self._issue_s(ring_k)
         self._pass_turn()
@@ -274,14 +275,14 @@ class Consumer:
         elements = cute.size(acc_o)
         shape = (WARP_GROUP_THREADS, elements + 4)
         shared = cute.make_tensor(cute.recast_ptr(scratch, dtype=Float32), cute.make_layout(shape))[self.lane, None]
-        self._meet_groups()
+        self.meet()
         if self.group == 1:
             for i in cutlass.range_constexpr(elements):
                 shared[i] = acc_o[i]
             for r in cutlass.range_constexpr(2):
                 shared[elements + r] = maximum[r]
                 shared[elements + 2 + r] = total[r]
-        self._meet_groups()
+        self.meet()
         if self.group == 0:
             own, other = cute.make_rmem_tensor(2, Float32), cute.make_rmem_tensor(2, Float32)
             for r in cutlass.range_constexpr(2):
@@ -295,15 +296,9 @@ class Consumer:
                 r = i // 2 % 2
                 acc_o[i] = acc_o[i] * own[r] + shared[i] * other[r]
 
-    def _meet_groups(self):
+    def meet(self):
         """Barrier of all consumer warp groups."""
         cute.arch.barrier(barrier_id=BARRIER_MEET, number_of_threads=self.plan.consumers * WARP_GROUP_THREADS)
-
-    # ---- rings -----------------------------------------------------------------------------------------------------
-
-    def _ring_at(self, position, stages):
-        """Consumer state of the ring stage that the ``position``-th load fills."""
-        return pipeline.PipelineState(stages, Int32(0), Int32(position % stages), Int32(position // stages % 2))
 
     # ---- turns: the order in which the consumer warp groups issue their matrix products ----------------------------
 
@@ -331,6 +326,11 @@ class Consumer:
         if const_expr(self.plan.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
             if self.index == 0:
                 cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+
+def _ring_at(position, stages):
+    """Consumer state of the ring stage that the ``position``-th load fills."""
+    return pipeline.PipelineState(stages, Int32(0), Int32(position % stages), Int32(position // stages % 2))
 
 
 @cute.jit

@@ -60,10 +60,9 @@ def tma_operands(plan: Plan, tensors: dict, layouts: dict) -> dict:
         return cpasync.make_tiled_tma_atom(op, view, layout, tile, sharers)
 
     one_q, one_k, one_v = (cute.select(layouts[name], mode=[0, 1]) for name in ("q", "k", "v"))
-    operands = {
-        "q": make(load, rows_view(tensors["q"]), one_q, (*block, plan.head_dim)),
-        "o": make(store, rows_view(tensors["o"]), layouts["o"], (*block, plan.pv_n_tile)),
-    }
+    operands = {"q": make(load, rows_view(tensors["q"]), one_q, (*block, plan.head_dim))}
+    if plan.merge == "none":
+        operands["o"] = make(store, rows_view(tensors["o"]), layouts["o"], (*block, plan.pv_n_tile))
     for source in ("", "2") if plan.two_sources else ("",):
         view = _keys_view(tensors[f"k{source}"], (0, 1))
         operands[f"k{source}"] = make(share, view, one_k, (plan.kv_tile, plan.k_columns), plan.cluster_m)

@@ -73,12 +73,18 @@ class Plan:
         self.rescale_late = t.pv_n_tile > 128 and self.row_blocks > 1
         self.rescale_log2 = t.rescale_log2
 
+        # Splits of the KV tiles over CTAs, and how their results meet (sm90_split).
+        self.num_splits, self.merge = t.get("num_splits", 1), t.get("merge", "none")
+        self.cluster = self.num_splits if self.merge == "cluster" else t.cluster_m
+
         # Cases.
         self.two_sources = p.sources == 2
         # The later a row, the more keys it sees.
         self.longest_last = p.mask in ("causal", "causal_top_left")
         # A row, or a whole CTA, may see no key: in a tile or at all.
         self.blind_rows = self.mask.by_position or p.has_lengths or p.varlen
+        # A CTA may have no tile at all.
+        self.may_idle = self.blind_rows or self.num_splits > 1
         # What lies behind a sequence's last key is its allocation's, its page's or its neighbour's: perhaps no number.
         # (Behind the tensor's own end TMA reads zeros.)
         self.unclean_tails = p.has_lengths or p.varlen or p.page > 0

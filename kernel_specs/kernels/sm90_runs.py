@@ -4,7 +4,7 @@ They are one walk over two runs of tiles, each from its last tile to its first: 
 of the walk is the i-th tile of it. Producers and consumers derive the same walk, each for itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 from cutlass import Int32, const_expr
@@ -31,6 +31,25 @@ class Runs:
         """How many steps from the first on have a tile that is not fully seen, or none: the right side of a mask."""
         first = self.first
         return cutlass.min(self.first_steps, cutlass.max(first.end - first.full_end, 0))
+
+
+def part_of(runs: Runs, split, splits: int) -> Runs:
+    """The ``split``-th of ``splits`` even parts of a walk, which may be empty."""
+    first_step, end_step = runs.steps * split // splits, runs.steps * (split + 1) // splits
+    begin = runs.first.end - cutlass.min(end_step, runs.first_steps)
+    end = runs.first.end - cutlass.min(first_step, runs.first_steps)
+    second = runs.second
+    if const_expr(second is not None):
+        begin2 = second.end - cutlass.max(end_step - runs.first_steps, 0)
+        end2 = second.end - cutlass.max(first_step - runs.first_steps, 0)
+        second = second._replace(begin=begin2, end=end2)
+    return replace(
+        runs,
+        first=runs.first._replace(begin=begin, end=end),
+        second=second,
+        first_steps=end - begin,
+        steps=end_step - first_step,
+    )
 
 
 def runs_of(plan: Plan, sequences: Sequences, batch, first_block, sides) -> Runs:

@@ -48,7 +48,7 @@ class OnlineSoftmax:
     """
 
     def __init__(self, plan: Plan, scale):
-        self.blind_rows = plan.blind_rows
+        self.blind_rows = plan.may_idle
         self.rescale_log2 = plan.rescale_log2
         self.scale = scale
         self.scale_log2 = scale * LOG2_E
@@ -168,8 +168,11 @@ class ScoreMask:
         if valid < self.plan.kv_tile:
             rows = rows_of(acc_s)
             limit = valid - first_column(self.lane)
-            for r in cutlass.range_constexpr(2):
-                _hide_from(rows, r, limit)
+            # Rows within columns: each comparison serves both rows at once and need not be kept for later.
+            for i in cutlass.range_constexpr(cute.size(rows, mode=[1])):
+                seen = column_offset(i) < limit
+                for r in cutlass.range_constexpr(2):
+                    rows[r, i] = rows[r, i] if seen else -Float32.inf
 
     @cute.jit
     def _hide_by_position(self, acc_s, first_key):

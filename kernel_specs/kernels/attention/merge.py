@@ -172,7 +172,7 @@ class Combine:
                 row_max[place] = maximum
 
     def _load(self, source, group, begin: int, count: int):
-        """Ask for ``count`` of the thread's ranges from its ``begin``-th on; past the last range, for that one again."""
+        """Ask for ``count`` of the thread's ranges from its ``begin``-th on; past the last one, for that one again."""
         found = cute.make_rmem_tensor((VECTOR, count), Float32)
         for i in range(count):
             split = group + (begin + i) * self.groups

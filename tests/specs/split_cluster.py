@@ -1,0 +1,55 @@
+"""The merge of split KV within a cluster, alone. `exit_barrier=False` leaves out the barrier before the exit."""
+
+from __future__ import annotations
+
+from kernel_specs.kernels.attention.workspace import elements
+from tunekit.model import Values
+from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tolerance, Tunable
+
+from .split_merge import draw, reference
+
+
+def as_merge(p):
+    return Values({**p, "batch": 1, "t": 1, "heads": p.rows, "has_sink": False, "normalize": True})
+
+
+def expected(p, given):
+    found = reference(as_merge(p), given)
+    return {"o": found["o"].view(p.rows, p.columns), "lse": found["lse"].flatten()}
+
+
+def build(b):
+    from .split_cluster_kernel import Merge, fake_args
+
+    return Merge(b.problem, b.tunables.exit_barrier), fake_args(b.problem)
+
+
+split_cluster = KernelSpec(
+    name="split_cluster",
+    version=1,
+    axes=(
+        Axis("rows", values=(64, 128), static=True, default=64),
+        Axis("columns", values=(64, 128, 256), static=True, default=64),
+        Axis("splits", values=(2, 3, 8, 16), static=True, default=3),
+        Axis("n", default=lambda p: elements(p.rows, p.splits, p.columns)),
+    ),
+    signature=(
+        TensorArg("partials", ("n",), "float32"),
+        TensorArg("o", ("rows", "columns"), "float32", role="output"),
+        TensorArg("lse", ("rows",), "float32", role="output"),
+        ScalarArg("scale", default=lambda p: 0.3),
+    ),
+    implementations=(
+        Implementation(
+            name="cluster",
+            requires={"wgmma"},
+            tunables=(Tunable("exit_barrier", (True, False)),),
+            defaults=({"exit_barrier": True},),
+            build=build,
+        ),
+    ),
+    inputs=lambda p, generator, device: draw(as_merge(p), generator, device),
+    reference=expected,
+    tolerance=Tolerance(cosine=0.999999, relative_norm=1e-5),
+    examples=({},),
+)
