@@ -2,7 +2,7 @@
 SPEC ?= fmha
 ARCH ?=
 ARGS ?=
-LIMIT_S ?= 300
+LIMIT_S ?= 60
 
 TUNEKIT = .venv/bin/tunekit
 PYTEST = .venv/bin/python -m pytest

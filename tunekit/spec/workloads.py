@@ -27,13 +27,8 @@ def read_workload(spec: KernelSpec, path: Path) -> list[Values]:
     ``#`` are comments. A bare name that is no file here is a workload that ships.
     """
     path = _shipped(path) or path
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"{path}: can't read the workload: {reason}") from None
     found: list[tuple[int, Values]] = []
-    for line, item in _objects(text, path):
+    for line, item in _objects(_text(path), path):
         where = f"{path}:{line}"
         if not isinstance(item, dict):
             raise UserError(f"{where}: {json.dumps(item)[:40]} is no object of axis values")
@@ -49,14 +44,21 @@ def read_workload(spec: KernelSpec, path: Path) -> list[Values]:
     return [values for _, values in sorted(found, key=lambda pair: -pair[0])]
 
 
-def shipped_workloads(spec: KernelSpec) -> dict[str, list[Values]]:
-    """The shipped workloads whose problems are all the spec's, by name."""
+def workloads_beside(spec: KernelSpec, reference: str) -> dict[str, list[Values]]:
+    """The workloads in the directory ``workloads`` beside a spec's file, by name; not those with other specs' axes.
+
+    `reference` is what ``load_spec`` took for the spec.
+
+    Raises:
+        UserError: one of them is malformed.
+    """
+    path, _, _ = reference.partition(".py")
+    beside = shipped_directory() if path == reference else Path(path).parent
     found: dict[str, list[Values]] = {}
-    for file in sorted((shipped_directory() / WORKLOADS).glob("*.jsonl")):
-        try:
+    for file in sorted((beside / WORKLOADS).glob("*.jsonl")):
+        items = [item for _, item in _objects(_text(file), file)]
+        if all(isinstance(item, dict) and item.keys() <= {*spec.axis, "count"} for item in items):
             found[file.stem] = read_workload(spec, file)
-        except UserError:
-            continue  # another spec's
     return found
 
 
@@ -91,6 +93,14 @@ def _shipped(path: Path) -> Path | None:
     if path.name not in known:
         raise UserError(f"there is no file {path}: {unknown('workload', path.name, known)}")
     return directory / f"{path.name}.jsonl"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UserError(f"{path}: can't read the workload: {reason}") from None
 
 
 def _objects(text: str, path: Path) -> list[tuple[int, Any]]:
