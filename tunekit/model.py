@@ -31,14 +31,13 @@ class Values(Mapping[str, Value]):
     __slots__ = ("_hash", "_implied", "_items")
     _items: dict[str, Value]
     _implied: frozenset[str]
-    _hash: int
+    _hash: int | None  # made when it is first asked for
 
     def __init__(self, items: Mapping[str, Value] | None = None, /, **more: Value) -> None:
         merged = {**(items or {}), **more}
         object.__setattr__(self, "_items", merged)
         object.__setattr__(self, "_implied", frozenset())
-        key = frozenset((name, type(value), value) for name, value in merged.items())
-        object.__setattr__(self, "_hash", hash(key))
+        object.__setattr__(self, "_hash", None)
 
     def __getitem__(self, name: str) -> Value:
         return self._items[name]
@@ -69,7 +68,10 @@ class Values(Mapping[str, Value]):
         return {name: (type(value), value) for name, value in self._items.items()}
 
     def __hash__(self) -> int:
-        return self._hash
+        if self._hash is None:
+            key = frozenset((name, type(value), value) for name, value in self._items.items())
+            object.__setattr__(self, "_hash", hash(key))
+        return self._hash  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[Callable[..., Values], tuple[dict[str, Value], frozenset[str]]]:
         return _implying, (dict(self._items), self._implied)

@@ -7,12 +7,13 @@ The predicate here is the only one: list, sweep, probe and dispatch all ask
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tunekit import identity
+from tunekit import identity, pruning
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.errors import SpecError, UserError, words_of
 from tunekit.model import Footprint, Values, Variant
@@ -89,18 +90,27 @@ def broken(implementation: Implementation, problem: Values, tunables: Values) ->
         SpecError: a constraint's own code fails, for example on a misspelt name.
     """
     point = problem.merged(tunables)
-    for constraint in implementation.constraints:
-        try:
-            holds = constraint.holds(point)
-        except SPEC_MISTAKES as error:
-            raise _mistake(words_of(error), implementation, f"constraint {constraint.name}", point) from error
-        if holds is None:
-            raise _mistake(
-                "it returned None, not True or False", implementation, f"constraint {constraint.name}", point
-            )
-        if not holds:
-            return constraint
-    return None
+    return next((c for c in implementation.constraints if not _holds(implementation, c, point)), None)
+
+
+def _holds(implementation: Implementation, constraint: Constraint, point: Values) -> bool:
+    """Whether a constraint holds; its own mistakes become a SpecError that names it."""
+    try:
+        holds = constraint.holds(point)
+    except SPEC_MISTAKES as error:
+        raise _mistake(words_of(error), implementation, f"constraint {constraint.name}", point) from error
+    if holds is None:
+        raise _mistake("it returned None, not True or False", implementation, f"constraint {constraint.name}", point)
+    return bool(holds)
+
+
+def check_size(implementation: Implementation) -> None:
+    """Raise SpecError where there are too many combinations of tunables to list."""
+    count = math.prod(len(tunable.values) for tunable in implementation.tunables)
+    if count > MOST_POINTS:
+        sizes = " x ".join(f"{tunable.name} {len(tunable.values)}" for tunable in implementation.tunables)
+        words = f"{count} combinations of tunables ({sizes}); at most {MOST_POINTS} can be listed"
+        raise SpecError(words, field=implementation.name)
 
 
 def points(implementation: Implementation) -> Iterator[Values]:
@@ -109,11 +119,7 @@ def points(implementation: Implementation) -> Iterator[Values]:
     Raises:
         SpecError: there are too many to list.
     """
-    count = math.prod(len(tunable.values) for tunable in implementation.tunables)
-    if count > MOST_POINTS:
-        sizes = " x ".join(f"{tunable.name} {len(tunable.values)}" for tunable in implementation.tunables)
-        words = f"{count} combinations of tunables ({sizes}); at most {MOST_POINTS} can be listed"
-        raise SpecError(words, field=implementation.name)
+    check_size(implementation)
     names = [tunable.name for tunable in implementation.tunables]
     for combination in itertools.product(*(tunable.values for tunable in implementation.tunables)):
         yield Values(dict(zip(names, combination, strict=True)))
@@ -125,13 +131,15 @@ def expand(spec: KernelSpec, arch: Arch, problem: Values, implementation: str | 
     removed: dict[str, int] = {}
     total = 0
     for candidate in implementations_on(spec, arch, implementation):
-        for tunables in points(candidate):
-            total += 1
-            constraint = broken(candidate, problem, tunables)
-            if constraint is None:
-                variants.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, tunables))
+        check_size(candidate)
+        holds = functools.partial(_holds, candidate)
+        for found in pruning.walk(candidate.tunables, candidate.constraints, problem, holds):
+            if isinstance(found, pruning.Kept):
+                total += 1
+                variants.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, found.tunables))
             else:
-                removed[constraint.name] = removed.get(constraint.name, 0) + 1
+                total += found.count
+                removed[found.constraint.name] = removed.get(found.constraint.name, 0) + found.count
     return Expansion(tuple(variants), total, removed)
 
 

@@ -164,6 +164,11 @@ CONSTRAINTS = (
         lambda v: v.row_groups == 1 or (v.m_tile == 128 and v.s_stage == 1 and not v.gather),
     ),
     Constraint(
+        "two_groups_of_rows",
+        "row_groups=2 needs more rows than one group has: t * heads / kv_heads > m_tile",
+        lambda v: v.row_groups == 1 or v.t * (v.heads // v.kv_heads) > v.m_tile,
+    ),
+    Constraint(
         "two_groups_ahead",
         "row_groups=2 issues the QK products of the next tile early: kv_shared needs two stages for that",
         lambda v: v.row_groups == 1 or not v.kv_shared or v.kv_stage > 1,
@@ -224,11 +229,20 @@ BASE = {
     "num_splits": 1,
     "softmax_registers": 184,
 }
+TWO_GROUPS = {**BASE, "row_groups": 2, "s_stage": 1}
+HALF_ROWS = {**BASE, "m_tile": 64, "kv_tile": 64, "smem_p": True}
+# In this order: many rows; 512 columns of V in one CTA; then by what fits.
 DEFAULTS = (
+    {**TWO_GROUPS, "pv_n_tile": 128},
+    {**TWO_GROUPS, "pv_n_tile": 64, "kv_stage": 3},
+    {**HALF_ROWS, "pv_n_tile": 512},
+    {**HALF_ROWS, "pv_n_tile": 512, "kv_stage": 1},
+    {**BASE, "kv_tile": 64, "pv_n_tile": 256},
     {**BASE, "pv_n_tile": 128},
     {**BASE, "pv_n_tile": 64},
     {**BASE, "kv_tile": 64, "pv_n_tile": 128},
     {**BASE, "kv_tile": 64, "pv_n_tile": 128, "kv_stage": 1},
+    {**BASE, "kv_tile": 64, "pv_n_tile": 64, "kv_stage": 2},
     {**BASE, "kv_tile": 64, "pv_n_tile": 64, "kv_stage": 1},
 )
 

@@ -151,6 +151,12 @@ CONSTRAINTS = (
         lambda v: tile_registers(v) <= TILE_REGISTERS.get((consumers(v), v.ctas_per_sm), 0),
     ),
     Constraint(
+        "registers_at_launch",
+        "ptxas needs 158 registers for a wgmma of 256 columns, and allows what a thread has at its launch: 128 with "
+        "two CTAs on an SM, so pv_n_tile must be at most 128 there",
+        lambda v: v.ctas_per_sm == 1 or v.pv_n_tile <= 128,
+    ),
+    Constraint(
         "smem_per_sm",
         "ctas_per_sm CTAs, each with the system's 1024 B, must fit the SM's 233472 B",
         lambda v: v.ctas_per_sm == 1 or _two_fit_an_sm(v),

@@ -74,9 +74,11 @@ class Consumer:
         self.plan = plan
         self.mma_s, self.mma_o = mmas
         self.k_ring, self.v_ring = k, v
-        self.index, self.row_block, self.group = index, index % plan.row_blocks, index // plan.row_blocks
+        self.index, self.row_block = index, index % plan.row_blocks
+        self.group = index // plan.row_blocks if const_expr(plan.kv_groups > 1) else Int32(0)
         self.mask = mask
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        self.merge_thread = index * WARP_GROUP_THREADS + self.lane  # of those that merge a cluster's results
         slice_s, slice_o = self.mma_s.get_slice(0), self.mma_o.get_slice(0)
         self.q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, self.row_block]
         self.k = slice_s.make_fragment_B(slice_s.partition_B(k.smem))
@@ -109,7 +111,7 @@ class Consumer:
     def _walk(self, runs):
         """The group's steps, of which there is at least one."""
         plan, group = self.plan, self.group
-        ring_k, ring_v = self._ring_at(group * plan.k_sub, plan.k_stage), self._ring_at(group, plan.v_stage)
+        ring_k, ring_v = _ring_at(group * plan.k_sub, plan.k_stage), _ring_at(group, plan.v_stage)
         self._wait_turn()
         acc_s = self._issue_s(ring_k)
         self._pass_turn()
@@ -299,12 +301,6 @@ class Consumer:
         """Barrier of all consumer warp groups."""
         cute.arch.barrier(barrier_id=BARRIER_MEET, number_of_threads=self.plan.consumers * WARP_GROUP_THREADS)
 
-    # ---- rings -----------------------------------------------------------------------------------------------------
-
-    def _ring_at(self, position, stages):
-        """Consumer state of the ring stage that the ``position``-th load fills."""
-        return pipeline.PipelineState(stages, Int32(0), Int32(position % stages), Int32(position // stages % 2))
-
     # ---- turns: the order in which the consumer warp groups issue their matrix products ----------------------------
 
     @cute.jit
@@ -331,6 +327,11 @@ class Consumer:
         if const_expr(self.plan.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
             if self.index == 0:
                 cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+
+def _ring_at(position, stages):
+    """Consumer state of the ring stage that the ``position``-th load fills."""
+    return pipeline.PipelineState(stages, Int32(0), Int32(position % stages), Int32(position // stages % 2))
 
 
 @cute.jit

@@ -127,19 +127,13 @@ class Output:
         plan = self.plan
         vectors = plan.pv_n_tile // VECTOR_ELEMENTS  # of a row
         first_query = self.sequences.first_query(self.place.batch)
-        columns = self.arguments["o"]
+        moved = cute.make_rmem_tensor(VECTOR_ELEMENTS, plan.element)
         for i in cutlass.range(consumer.lane, BLOCK_ROWS * vectors, WARP_GROUP_THREADS, unroll=1):
             row, vector = i // vectors, i % vectors
             head, position = self._head_and_position(row, where)
             if position < queries:
                 staged = cute.local_tile(smem_o, (1, VECTOR_ELEMENTS), (row, vector))
-                start = (
-                    first_query + position,
-                    head,
-                    self.place.column_slice * plan.pv_n_tile + vector * VECTOR_ELEMENTS,
-                )
-                target = cute.domain_offset(start, columns)
-                flat = cute.make_layout(VECTOR_ELEMENTS)
-                moved = cute.make_rmem_tensor(VECTOR_ELEMENTS, plan.element)
-                cute.autovec_copy(cute.make_tensor(staged.iterator, flat), moved)
-                cute.autovec_copy(moved, cute.make_tensor(target.iterator, flat))
+                cute.autovec_copy(cute.make_tensor(staged.iterator, moved.layout), moved)
+                columns = self.arguments["o"][first_query + position, head, None]
+                target = cute.local_tile(columns, (VECTOR_ELEMENTS,), (self.place.column_slice * vectors + vector,))
+                cute.autovec_copy(moved, target)

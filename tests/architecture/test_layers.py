@@ -17,7 +17,7 @@ LAYERS = (
     ("errors", "launch", "child", "model", "progress"),
     ("arch", "settings", "identity", "environment"),
     ("spec",),
-    ("space", "probe", "backends", "oracle"),
+    ("pruning", "space", "probe", "backends", "oracle"),
     ("jobs", "measure", "search", "store", "simulate"),
     ("compiling",),
     ("sweep", "dispatch", "check", "report"),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunekit import identity
 from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.jobs import Limits, Pool, compile_task
 from tunekit.model import Outcome, Values, Variant
 from tunekit.simulate.job import SimulationJob
 from tunekit.simulate.problem import simulate_job
-from tunekit.space import expand, misfit
+from tunekit.space import broken, expand, misfit
 from tunekit.spec import load_spec
 
 SPEC = load_spec("fmha")
@@ -25,6 +26,11 @@ Run = Callable[..., Outcome]
 
 def variant_of(arch: str, implementation: str, problem: Values, tunables: Mapping[str, Any]) -> Variant:
     """The one variant of the space with these tunables; those left out have their first fitting value."""
+    kernel = SPEC.implementation(implementation)
+    if len(tunables) == len(kernel.tunables):  # no need to list the space
+        rule = broken(kernel, problem, Values(tunables))
+        assert rule is None, f"{rule.name}: {rule.why}"
+        return identity.variant(SPEC.name, SPEC.version, implementation, arch, Values(tunables))
     wanted = [
         v
         for v in expand(SPEC, ARCHES[arch], problem).variants
@@ -38,7 +44,7 @@ def variant_of(arch: str, implementation: str, problem: Values, tunables: Mappin
 
 @contextlib.contextmanager
 def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
-    """run(problem, tunables, schedules=1): compiles a variant below `root` once, and simulates it on one process."""
+    """run(problem, tunables, schedules=1, ...): compiles a variant below `root` once, simulates it on one process."""
     compiled: dict[str, Mapping[str, Any]] = {}
     with Pool(workers=1, warm=("cutedsl",), limits=LIMITS) as pool:
 
@@ -48,6 +54,7 @@ def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
             schedules: int = 1,
             seed: int = 0,
             ctas: str = "all",
+            strict: bool = False,
         ) -> Outcome:
             complete = SPEC.problem(problem)
             unit = units(SPEC, "fmha", complete, [variant_of(arch, implementation, complete, tunables)])[0]
@@ -59,7 +66,9 @@ def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
             value = compiled[unit.key]
             files = value["files"]
             job = SimulationJob(
-                "fmha", complete, unit.variant, files["so"], files["ptx"], unit.symbol, schedules, seed, ctas, jobs=1
+                *("fmha", complete, unit.variant, files["so"], files["ptx"], unit.symbol, schedules, seed, ctas),
+                jobs=1,
+                strict=strict,
             )
             outcome = simulate_job(job, lambda *_: None).outcome()
             facts = {**value["compiled"], **value["seconds"]}

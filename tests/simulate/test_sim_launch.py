@@ -30,7 +30,7 @@ SMALL = HERE.parent / "specs" / "cute_small.py"
 ARCHES = ("sm_90a", "sm_100a")
 SCALE = {"smem_bytes": 4000, "smem_align": 128, "static_bytes": 512, "cluster": 2, "threads": 128, "tmem": 0}
 FMHA = {"batch": 2, "heads": 4, "kv_heads": 2, "t": 3, "s_k": 200, "head_dim": 64}
-FMHA_SM90, FMHA_SM100 = ({**space.DEFAULTS[0], "pv_n_tile": 64} for space in (fmha_sm90_space, fmha_sm100_space))
+FMHA_SM90, FMHA_SM100 = ({**d, "pv_n_tile": 64} for d in (fmha_sm90_space.DEFAULTS[0], fmha_sm100_space.BASE))
 XY = [("x", "float32", (1024,)), ("y", "float32", (1024,))]
 HOST_PTX = """.version 8.8
 .target sm_90a
