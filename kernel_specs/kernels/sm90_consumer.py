@@ -78,6 +78,7 @@ class Consumer:
         self.group = index // plan.row_blocks if const_expr(plan.kv_groups > 1) else Int32(0)
         self.mask = mask
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        self.merge_thread = index * WARP_GROUP_THREADS + self.lane  # of those that merge a cluster's results
         slice_s, slice_o = self.mma_s.get_slice(0), self.mma_o.get_slice(0)
         self.q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, self.row_block]
         self.k = slice_s.make_fragment_B(slice_s.partition_B(k.smem))
@@ -305,7 +306,7 @@ class Consumer:
     @cute.jit
     def _open_turns(self):
         """Give warp group 0 the first turn."""
-        if const_expr(self.plan.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
+        if const_expr(self.plan.take_turns):
             if self.index == self.plan.consumers - 1:
                 cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
@@ -323,7 +324,7 @@ class Consumer:
     @cute.jit
     def _close_turns(self):
         """Take the turn that the last warp group passed last, so that no barrier is left half full."""
-        if const_expr(self.plan.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
+        if const_expr(self.plan.take_turns):
             if self.index == 0:
                 cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
