@@ -33,9 +33,11 @@ from __future__ import annotations
 from tunekit.spec import Implementation, KernelSpec, Tolerance
 
 from .attention.cost import cost
+from .attention.flash_attn_4 import flash_attn_4_sm90, flash_attn_4_sm100
 from .attention.inputs import draw
 from .attention.oracle import reference, rounded
 from .attention.signature import AXES, RULES, SIGNATURE
+from .attention.torch_sdpa import torch_sdpa
 from .kernels import fmha_sm90_space, fmha_sm90_split_space, fmha_sm90_wide_space, fmha_sm100_space
 
 fmha = KernelSpec(
@@ -84,6 +86,9 @@ fmha = KernelSpec(
             build=fmha_sm100_space.build,
             workspace=fmha_sm100_space.workspace,
         ),
+        flash_attn_4_sm90,
+        flash_attn_4_sm100,
+        torch_sdpa,
     ),
     constraints=RULES,
     reference=reference,
