@@ -58,7 +58,7 @@ class KeyLoader:
             _, position = plan.packing.coordinates(place.first_block, place.kv_head)
             position = cutlass.min(position, given["q"].shape[1] - 1)
             entries = given["indices"][place.batch, position, None]
-            self.gather = RowGather(entries, plan.kv_tile, plan.part_columns, plan.element)
+            self.gather = RowGather(entries, plan.kv_tile, plan.part_columns, plan.element, plan.gather_threads)
             source = "2" if plan.two_sources else ""
             self.rows = {
                 name: given[name + source][place.batch, None, place.kv_head, None]
