@@ -262,9 +262,7 @@ class FmhaSm90:
                 stream = TileStream(plan, work.tma[operand], ring, work.sequences, work.place, operand)
                 stream.fill(state_at(0, ring.stages), runs.first)
             # The others' first wait must not take an earlier phase for its own.
-            cute.arch.barrier(
-                barrier_id=BARRIER_GATHER + (operand == "v"), number_of_threads=plan.gather_threads
-            )
+            cute.arch.barrier(barrier_id=BARRIER_GATHER + (operand == "v"), number_of_threads=plan.gather_threads)
         stream = self._gather_stream(operand, work, ring, dense)
         stream.fill(state_at(dense * ring.parts, ring.stages), gathered)
 
