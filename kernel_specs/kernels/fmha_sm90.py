@@ -42,7 +42,7 @@ from .sm90_consumer import Consumer, tiled_mmas
 from .sm90_gather import PRESENT_BUFFERS, GatherStream, state_at
 from .sm90_load import Ring, TileStream, fill_ring, load_q, make_pipe, make_ring, tma_operands
 from .sm90_output import Output
-from .sm90_plan import BARRIER_GATHER, BLOCK_ROWS, WARPS_PER_GROUP, Plan
+from .sm90_plan import BARRIER_GATHER, BLOCK_ROWS, WARP_THREADS, WARPS_PER_GROUP, Plan
 from .sm90_runs import part_of, runs_of
 from .sm90_softmax import ScoreMask
 from .sm90_split import ClusterOutput, PartialOutput, make_combine
@@ -244,12 +244,12 @@ class FmhaSm90:
         """The producer warps where the last source is gathered: all of them gather both of K and V, or half each."""
         if warp_index == 0:
             load_q(self.plan, work.tma["q"], work.smem_q, work.q_pipe, work.sequences, work.place)
-        if const_expr(self.plan.kv_shared):
+        first_of_v = self.plan.gather_threads // WARP_THREADS
+        if warp_index < first_of_v:
             self._stream_gathered("k", work, work.k_ring, warp_index == 0)
-        elif warp_index < WARPS_PER_GROUP // 2:
-            self._stream_gathered("k", work, work.k_ring, warp_index == 0)
-        else:
-            self._stream_gathered("v", work, work.v_ring, warp_index == WARPS_PER_GROUP // 2)
+        if const_expr(not self.plan.kv_shared):
+            if warp_index >= first_of_v:
+                self._stream_gathered("v", work, work.v_ring, warp_index == first_of_v)
 
     @cute.jit
     def _stream_gathered(self, operand: cutlass.Constexpr[str], work, ring, leads):

@@ -6,8 +6,8 @@ zeros, and a bit tells the consumers not to count it. Each warp holds a tile's e
 of the next tile before it fetches this one, so that no fetch waits for an index.
 
 Completion. A thread's copies arrive on the full barrier by themselves; the thread that has written the bits arrives in
-its own name: one more arrival than threads. A tile that comes by TMA into the same ring makes the same number. The copies
-write through the generic proxy, so a consumer that lets wgmma read them needs a proxy fence after its wait.
+its own name: one more arrival than threads. A tile that comes by TMA into the same ring makes the same number. The
+copies write through the generic proxy, so a consumer that lets wgmma read them needs a proxy fence after its wait.
 """
 
 import cutlass
@@ -17,9 +17,8 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 from .sm90_load import Ring
-from .sm90_plan import Plan
+from .sm90_plan import WARP_THREADS, Plan
 
-WARP = 32
 PRESENT_BUFFERS = 8  # more than the tiles that a ring can hold and the consumers have at hand
 VECTOR_BYTES = 16
 BLOCK_COLUMNS = 64  # 16-bit columns in a row of the 128-byte swizzle
@@ -51,14 +50,14 @@ class RowGather:
 
     def make_entries(self):
         """Room for a tile's entries: lane i of each warp has the i-th, i + 32-th, ..."""
-        return cute.make_rmem_tensor(self.kv_tile // WARP, Int32)
+        return cute.make_rmem_tensor(self.kv_tile // WARP_THREADS, Int32)
 
     @cute.jit
     def ask(self, tile, asked):
         """Load a tile's entries; -1 for those before the list's begin or past its end."""
         count = self.entries.shape[0]
-        for i in range(self.kv_tile // WARP):
-            place = tile * self.kv_tile + i * WARP + self.thread % WARP
+        for i in range(self.kv_tile // WARP_THREADS):
+            place = tile * self.kv_tile + i * WARP_THREADS + self.thread % WARP_THREADS
             asked[i] = Int32(-1)
             if place >= 0 and place < count:
                 asked[i] = self.entries[place]
@@ -66,7 +65,7 @@ class RowGather:
     @cute.jit
     def tell(self, asked, present):
         """Write which of a tile's entries exist into `present`: a bit each, 32 a word. By one thread."""
-        for i in range(self.kv_tile // WARP):
+        for i in range(self.kv_tile // WARP_THREADS):
             bits = cute.arch.vote_ballot_sync(asked[i] >= 0)
             if self.thread == 0:
                 present[i] = bits
@@ -78,7 +77,7 @@ class RowGather:
         step = self.row_threads * self.vector
         for i in range(self.kv_tile // self.pass_rows):
             first = i * self.pass_rows
-            entry = cute.arch.shuffle_sync(asked[first // WARP], first % WARP + self.first_row)
+            entry = cute.arch.shuffle_sync(asked[first // WARP_THREADS], first % WARP_THREADS + self.first_row)
             row = entry if entry >= 0 else Int32(0)
             size = Int32(VECTOR_BYTES) if entry >= 0 else Int32(0)
             source = rows.iterator + cute.crd2idx((row, first_column + self.first_column), rows.layout)

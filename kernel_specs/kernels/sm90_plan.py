@@ -16,6 +16,7 @@ from .attention.packing import Packing
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 BLOCK_ROWS = 64  # rows of one wgmma, and of one consumer warp group
+WARP_THREADS = 32
 WARPS_PER_GROUP = 4
 WARP_GROUP_THREADS = 128
 ELEMENT_TYPES = {"bfloat16": BFloat16, "float16": Float16}
