@@ -222,7 +222,7 @@ class FmhaSm90:
         if warp_index == 0:
             load_q(self.plan, work.tma["q"], work.smem_q, work.q_pipe, work.sequences, work.place)
             self._stream("k", work, work.k_ring)
-        if const_expr(not self.plan.kv_shared):  # noqa: SIM102 - decided at trace time, the next at run time
+        if const_expr(not self.plan.kv_shared):
             if warp_index == 1:
                 self._stream("v", work, work.v_ring)
 
