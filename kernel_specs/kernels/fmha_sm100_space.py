@@ -19,6 +19,7 @@ ALIGN_BYTES = 1024
 ELEMENT_BYTES = 2
 WORD_BYTES = 4
 BARRIER_BYTES = 8
+NARROW_REGISTERS = 168  # of a softmax thread with 64 scores or less
 
 TUNABLES = (
     Tunable("m_tile", (128, 64)),
@@ -90,11 +91,12 @@ def registers(v: Values) -> tuple[int, int, int, int]:
     holds 32 columns of O.
     """
     groups = warp_groups(v)
-    left = groups * (65536 // (groups * GROUP_THREADS) // 8 * 8) - v.row_groups * v.softmax_registers
+    softmax = v.softmax_registers if v.kv_tile // halves(v) == 128 or v.row_groups == 2 else NARROW_REGISTERS
+    left = groups * (65536 // (groups * GROUP_THREADS) // 8 * 8) - v.row_groups * softmax
     if v.gather:
-        return v.softmax_registers, 80, left - 80 - 104, 104
+        return softmax, 80, left - 80 - 104, 104
     correction = 80 if v.row_groups == 2 else max(128, left - 184)
-    return v.softmax_registers, correction, left - correction, 0
+    return softmax, correction, left - correction, 0
 
 
 def smem_terms(v: Values) -> dict[str, int]:
