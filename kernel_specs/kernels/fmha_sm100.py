@@ -106,6 +106,7 @@ class FmhaForwardSm100:
                 call.get("sink"),
                 call["scale"],
                 stream,
+                call.get("cu_seqlens_q"),
             )
 
     def _tma_atoms(self, call):
