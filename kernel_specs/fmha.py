@@ -36,7 +36,7 @@ from .attention.cost import cost
 from .attention.inputs import draw
 from .attention.oracle import reference, rounded
 from .attention.signature import AXES, RULES, SIGNATURE
-from .kernels import fmha_sm90_space, fmha_sm90_split_space, fmha_sm100_space
+from .kernels import fmha_sm90_space, fmha_sm90_split_space, fmha_sm90_wide_space, fmha_sm100_space
 
 fmha = KernelSpec(
     name="fmha",
@@ -63,6 +63,16 @@ fmha = KernelSpec(
             footprint=fmha_sm90_split_space.footprint,
             workspace=fmha_sm90_split_space.workspace,
             build=fmha_sm90_split_space.build,
+        ),
+        Implementation(
+            name="sm90_wide",
+            requires={"wgmma"},
+            tunables=fmha_sm90_wide_space.TUNABLES,
+            constraints=fmha_sm90_wide_space.CONSTRAINTS,
+            defaults=fmha_sm90_wide_space.DEFAULTS,
+            footprint=fmha_sm90_wide_space.footprint,
+            workspace=fmha_sm90_wide_space.workspace,
+            build=fmha_sm90_wide_space.build,
         ),
         Implementation(
             name="sm100",

@@ -8,7 +8,7 @@ point that breaks several constraints counts for the first of them alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,10 @@ class Prefix(Values):
 
     def __contains__(self, name: object) -> bool:
         return name in self._open or super().__contains__(name)
+
+    def merged(self, other: Mapping[str, Value]) -> Values:
+        """As ever; what `other` gives is open no more, and the rest still is."""
+        return Prefix({**self._items, **other}, self._open - other.keys())
 
     def _whole(self) -> None:
         if self._open:

@@ -28,7 +28,7 @@ Tensors and their shapes are those of kernel_specs/fmha.py. The softmax is over 
 from types import SimpleNamespace
 
 import cutlass.cute as cute
-from cutlass import Float32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import SmemAllocator
 
@@ -194,6 +194,7 @@ class FmhaSm90:
             first_block=first_block,
             cluster_block=cluster_block,
             rank=rank,
+            first_rank=Int32(0),
             split=split,
         )
 

@@ -64,15 +64,15 @@ def tma_operands(plan: Plan, tensors: dict, layouts: dict) -> dict:
     if plan.merge == "none":
         operands["o"] = make(store, rows_view(tensors["o"]), layouts["o"], (*block, plan.pv_n_tile))
     for source in ("", "2") if plan.two_sources else ("",):
-        view = _keys_view(tensors[f"k{source}"], (0, 1))
+        view = keys_view(tensors[f"k{source}"], (0, 1))
         operands[f"k{source}"] = make(share, view, one_k, (plan.kv_tile, plan.k_columns), plan.cluster_m)
         if not plan.kv_shared:
-            view = _keys_view(tensors[f"v{source}"], (1, 0))
+            view = keys_view(tensors[f"v{source}"], (1, 0))
             operands[f"v{source}"] = make(share, view, one_v, (plan.pv_n_tile, plan.kv_tile), plan.cluster_m)
     return operands
 
 
-def _keys_view(tensor, order: tuple[int, int]):
+def keys_view(tensor, order: tuple[int, int]):
     """[outer, keys, kv_heads, d], or packed [keys, kv_heads, d], as (keys, d, kv_heads, outer), the first two in
     `order`."""
     if cute.rank(tensor) == 3:

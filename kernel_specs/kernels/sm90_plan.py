@@ -36,8 +36,6 @@ class Plan:
             raise ValueError(f"m_tile {t.m_tile} is not 64, 128 or 192")
         if p.head_dim_v % t.pv_n_tile:
             raise ValueError(f"head_dim_v {p.head_dim_v} is not a multiple of pv_n_tile {t.pv_n_tile}")
-        if p.gather:
-            raise ValueError("this kernel reads no gathered source")
         self.problem, self.tunables = p, t
         self.element = ELEMENT_TYPES[p.dtype]
 
@@ -82,7 +80,7 @@ class Plan:
         # The later a row, the more keys it sees.
         self.longest_last = p.mask in ("causal", "causal_top_left")
         # A row, or a whole CTA, may see no key: in a tile or at all.
-        self.blind_rows = self.mask.by_position or p.has_lengths or p.varlen
+        self.blind_rows = self.mask.by_position or p.has_lengths or p.varlen or p.gather
         # A CTA may have no tile at all.
         self.may_idle = self.blind_rows or self.num_splits > 1
         # What lies behind a sequence's last key is its allocation's, its page's or its neighbour's: perhaps no number.

@@ -6,7 +6,7 @@ A thread of a consumer warp group holds two rows of its 64-row block, r and r + 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 from .sm90_plan import LOG2_E, WARP_GROUP_THREADS, Plan
 
@@ -76,6 +76,12 @@ class OnlineSoftmax:
             rows[r, None].store(cute.math.exp2(exponents, fastmath=True))
             self.total[r] = _row_sum(rows, r, self.total[r] * self.correction[r])
 
+    def follow(self, r: int, maximum):
+        """Take over a row's maximum after a step that another warp group did."""
+        self.correction[r] = self.weight(self.maximum[r], self.base(maximum))
+        self.maximum[r] = maximum
+        self.total[r] = self.total[r] * self.correction[r]
+
     def weight(self, score, base):
         """exp(scale * (score - base))."""
         return cute.math.exp2((score - base) * self.scale_log2, fastmath=True)
@@ -121,11 +127,12 @@ class ScoreMask:
     """Which scores of a tile a consumer thread must hide.
 
     `runs`: the CTA's KV tiles (sm90_runs.Runs); `block`: the warp group's row block, of a KV head's; `sides`: (left,
-    right) of a window.
+    right) of a window; `present`: of a gathered source, which entries of a step's tile exist (sm90_gather), as (word of
+    32, step % buffers).
     """
 
-    def __init__(self, plan: Plan, runs, block, sides):
-        self.plan, self.runs, self.block, self.sides = plan, runs, block, sides
+    def __init__(self, plan: Plan, runs, block, sides, present=None):
+        self.plan, self.runs, self.block, self.sides, self.present = plan, runs, block, sides, present
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
 
     @cute.jit
@@ -138,11 +145,31 @@ class ScoreMask:
         if const_expr(self.plan.two_sources):
             if step < runs.first_steps:
                 self._hide_in_first(acc_s, runs.first.end - 1 - step)
+            elif const_expr(self.plan.problem.gather):
+                self._hide_absent(acc_s, step)
             else:
                 tile = runs.second.end - 1 - (step - runs.first_steps)
                 self._hide_past(acc_s, runs.keys2 - tile * self.plan.kv_tile)
+        elif const_expr(self.plan.problem.gather):
+            self._hide_absent(acc_s, step)
         else:
             self._hide_in_first(acc_s, runs.first.end - 1 - step)
+
+    @cute.jit
+    def _hide_absent(self, acc_s, step):
+        """Keep the keys of a gathered tile that are listed, in every row."""
+        count, buffers = cute.size(self.present, mode=[0]), cute.size(self.present, mode=[1])
+        words = [self.present[i, step % buffers] for i in range(count)]
+        rows = rows_of(acc_s)
+        all_there = words[0]
+        for i in cutlass.range_constexpr(1, count):
+            all_there = all_there & words[i]
+        if all_there != Int32(-1):
+            for i in cutlass.range_constexpr(cute.size(rows, mode=[1])):
+                column = column_offset(i)
+                bit = (words[column // 32] >> (column % 32 + first_column(self.lane))) & 1
+                for r in cutlass.range_constexpr(2):
+                    rows[r, i] = rows[r, i] if bit != 0 else -Float32.inf
 
     @cute.jit
     def _hide_in_first(self, acc_s, tile):

@@ -114,7 +114,8 @@ class ClusterOutput:
     def write(self, consumer, scratch, queries):
         """Merge and write. All consumer threads of the cluster call this; its other threads call `accompany`.
 
-        ``scratch``: a pointer to float32 shared memory of which the consumers have read everything.
+        ``scratch``: a pointer to float32 shared memory of which the consumers have read everything. The splits of the
+        row block are the cluster's ranks from `place.first_rank` on.
         """
         softmax, merge = consumer.softmax, make_cluster_merge(self.plan)
         _sum_rows(softmax)
@@ -122,11 +123,11 @@ class ClusterOutput:
         part, first = merge.part(scratch, consumer.group), consumer.row_block * BLOCK_ROWS
         merge.leave(part, consumer.acc_o, softmax.maximum, softmax.total, first, consumer.lane)
         merge.meet()
-        thread = consumer.index * WARP_GROUP_THREADS + consumer.lane
         merged = []
         for turn in range(merge.turns):
-            exists, row, chunk = merge.chunk(turn, thread, self.place.split)
-            merged.append((exists, row, chunk, *merge.take(scratch, row, chunk, softmax.scale_log2)))
+            exists, row, chunk = merge.chunk(turn, consumer.merge_thread, self.place.split)
+            parts = merge.take(scratch, row, chunk, softmax.scale_log2, self.place.first_rank)
+            merged.append((exists, row, chunk, *parts))
         merge.done_reading()
         for exists, row, chunk, values, maximum, total in merged:
             self._put(exists, values, maximum, total, row, chunk, softmax, queries)

@@ -326,10 +326,18 @@ def compiled(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     for number, (name, kernel) in enumerate(KERNELS.items()):
         places[name] = root / str(number)
         places[name].mkdir()
+        reference = spec_of(kernel, places[name])
+        spec = load_spec(reference)
+        static = spec.static(spec.problem({**kernel.static, **kernel.axes}))
         request = CompileRequest(
-            spec_of(kernel, places[name]), kernel.implementation, ARCH, Values(kernel.static), Values(kernel.tunables),
-            f"tunekit_{number}", str(places[name]),
-        )  # fmt: skip
+            reference,
+            kernel.implementation,
+            ARCH,
+            static,
+            Values(kernel.tunables),
+            f"tunekit_{number}",
+            str(places[name]),
+        )
         tasks.append(Task(id=name, payload=request.to_payload()))
     limits = Limits(trace_s=60, backend_s=300, memory_bytes=8 * 2**30)
     with Pool(workers=None, warm=("cutedsl",), limits=limits) as pool:

@@ -26,7 +26,7 @@ def test_only_the_right_one_may_win(compiler, shared_worker):
         "nan": (Status.WRONG_RESULT, "y: NaN at [33, 21]; 1 of 6400 elements"),
         "one_element": (Status.WRONG_RESULT, "y: mismatch at [50, 1]: got 100.0"),
         "second_launch": (Status.WRONG_RESULT, "launch 2: y: mismatch at [0, 0]"),
-        "odd_rows": (Status.WRONG_RESULT, "[rows=1 cols=64"),
+        "odd_rows": (Status.WRONG_RESULT, "[rows=1 seed="),
         "input_write": (Status.WRONG_RESULT, "input x was changed: 1 elements, the first at [0, 0]"),
         "error": (Status.LAUNCH_ERROR, "asked to fail"),
     }
@@ -67,7 +67,7 @@ def test_a_declared_valid_region_may_be_masked(compiler, shared_worker):
     [
         ("past_end", "write outside y: 4 bytes written past its end, the nearest 1 bytes away"),
         ("before_start", "write outside y: 4 bytes written before its start"),
-        ("past_tail", "[rows=1 cols=64"),
+        ("past_tail", "[rows=1 seed="),
         ("input", "input x was changed"),
         ("read_past_end", "NaN at [99, 63]"),
         ("seventh_launch", "mismatch at [0, 0]"),

@@ -36,11 +36,13 @@ def drawn(draw: random.Random) -> Constraint:
     """A constraint that reads some names, and others only where those say so."""
     first, second, third = (draw.choice((*NAMES, "n")) for _ in range(3))
     limit, other = draw.randint(0, 4), draw.randint(0, 6)
-    kind = draw.choice(("one", "two", "short", "all"))
+    kind = draw.choice(("one", "two", "short", "merged", "all"))
     if kind == "one":
         return Constraint(f"one_{draw.random()}", "why", lambda v: v[first] <= limit)
     if kind == "two":
         return Constraint(f"two_{draw.random()}", "why", lambda v: getattr(v, first) + v[second] != other)
+    if kind == "merged":
+        return Constraint(f"merged_{draw.random()}", "why", lambda v: v.merged({first: limit})[second] <= other)
     if kind == "short":
         return Constraint(
             f"short_{draw.random()}", "why", lambda v: v[first] > limit or v.get(second) < other or v[third]

@@ -49,6 +49,18 @@ class Partial(Mapping[str, Value]):
         return len(self._known)
 
 
+class _Recorder(Partial):
+    """Notes which axes are read."""
+
+    def __init__(self, known: Mapping[str, Value], axes: Collection[str]) -> None:
+        super().__init__(known, axes)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Value:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
 @dataclass(frozen=True)
 class Filled:
     """Values completed as far as they go. `lacking`: for each axis that is still empty and has a default, the axis
@@ -113,13 +125,16 @@ def derived(axes: Sequence[Axis], problem: Values, keep: Collection[str] = ()) -
 
     Of two that follow from each other the later one counts as derived.
     """
-    follow = [axis.name for axis in axes if axis.name not in keep and _follows(axis, problem)]
-    if not follow or _same_without(axes, problem, follow):
-        return frozenset(follow)
-    found: list[str] = []
-    for name in reversed(follow):
-        if _same_without(axes, problem, [*found, name]):
-            found.append(name)
+    read: dict[str, set[str]] = {}
+    for axis in axes:
+        if callable(axis.default) and axis.name not in keep:
+            view = _Recorder(problem, problem)
+            if _follows(axis, problem, view):
+                read[axis.name] = view.read
+    found: set[str] = set()
+    for name in reversed(read):
+        if not _asks_for_itself(name, read, found):
+            found.add(name)
     return frozenset(found)
 
 
@@ -161,12 +176,10 @@ def _derive(axis: Axis, view: Mapping[str, Value]) -> Value | None:
     return value
 
 
-def _follows(axis: Axis, problem: Values) -> bool:
-    """Whether an axis's value is what its function makes of the complete problem."""
-    if not callable(axis.default):
-        return False
+def _follows(axis: Axis, problem: Values, view: Partial) -> bool:
+    """Whether an axis's value is what its function makes of the complete problem, read through `view`."""
     try:
-        value = _derive(axis, problem)
+        value = _derive(axis, view)
     except SpecError:
         return False
     return _is(value, problem[axis.name])
@@ -177,13 +190,17 @@ def _is(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _same_without(axes: Sequence[Axis], problem: Values, names: Collection[str]) -> bool:
-    """Whether the problem can be made again from its values but for those of `names`."""
-    try:
-        known = fill(axes, {name: value for name, value in problem.items() if name not in names}).known
-    except SpecError:
-        return False
-    return Values(known) == problem
+def _asks_for_itself(name: str, read: Mapping[str, set[str]], found: set[str]) -> bool:
+    """Whether an axis's function needs, directly or through those in `found`, the axis itself."""
+    pending, seen = [*read[name]], set[str]()
+    while pending:
+        asked = pending.pop()
+        if asked == name:
+            return True
+        if asked in found and asked not in seen:
+            seen.add(asked)
+            pending += read[asked]
+    return False
 
 
 def _wanted(axes: Sequence[Axis], filled: Filled) -> str:

@@ -93,15 +93,16 @@ class ClusterMerge:
         return exists, item // self.chunks, item % self.chunks
 
     @cute.jit
-    def take(self, pointer, row: Int32, chunk: Int32, scale_log2: Float32):
-        """Merge one chunk: (its un-normalised O, the row's raw maximum, the row's sum)."""
+    def take(self, pointer, row: Int32, chunk: Int32, scale_log2: Float32, first_rank=0):
+        """Merge one chunk: (its un-normalised O, the row's raw maximum, the row's sum). The splits are the cluster's
+        ranks from ``first_rank`` on."""
         chunks = cute.make_layout((VECTOR, self.chunks, self.rows), stride=(1, VECTOR, self.columns))
         ordered = chunk ^ (2 * (row % QUAD))
         parts = self.splits * self.groups
         statistics = cute.make_rmem_tensor((STATISTICS, parts), Float32)
         outputs = cute.make_rmem_tensor((VECTOR, parts), Float32)
         for i in cutlass.range_constexpr(parts):
-            there = self.part(cute.arch.map_dsmem_ptr(pointer, Int32(i // self.groups)), i % self.groups)
+            there = self.part(cute.arch.map_dsmem_ptr(pointer, Int32(first_rank + i // self.groups)), i % self.groups)
             cute.autovec_copy(self._statistics(there)[None, row], statistics[None, i])
             cute.autovec_copy(cute.make_tensor(there, chunks)[None, ordered, row], outputs[None, i])
         maximum = statistics[0, 0]

@@ -29,7 +29,9 @@ class Sequences:
         return self.tensors["cu_seqlens_q"][batch] if const_expr(self.problem.varlen) else Int32(0)
 
     def keys(self, batch):
-        """How many keys of source 1 the sequence has."""
+        """How many keys of source 1 the sequence has, or entries of its list where that is gathered."""
+        if const_expr(self.problem.gather and self.problem.sources == 1):
+            return self.listed()
         if const_expr(self.problem.has_lengths):
             return self.tensors["lengths"][batch]
         if const_expr(self.problem.varlen):
@@ -38,7 +40,9 @@ class Sequences:
         return Int32(self.tensors["k"].shape[1])
 
     def keys2(self, batch):
-        """How many keys of source 2 the sequence has; gathered ones are counted by `listed`."""
+        """How many keys of source 2 the sequence has, or entries of its list where that is gathered."""
+        if const_expr(self.problem.gather):
+            return self.listed()
         if const_expr(self.problem.has_lengths):
             return self.tensors["lengths2"][batch]
         return Int32(self.tensors["k2"].shape[1])

@@ -1,0 +1,106 @@
+"""A producer that gathers listed rows of K and V into tiles, by cp.async, for Hopper: what TMA can't do there.
+
+A query token lists rows of the source, -1 for none, anywhere in the list. A tile is ``kv_tile`` neighbouring entries of
+the list. All 128 threads of the producer warp group fetch it; an entry of -1, or past the list's end, becomes a row of
+zeros, and a bit tells the consumers not to count it. Each warp holds a tile's entries in its lanes, and asks for those
+of the next tile before it fetches this one, so that no fetch waits for an index.
+
+Completion. A thread's copies arrive on the full barrier by themselves; the thread that has written the bits arrives in
+its own name: `FILLS` arrivals in all. A tile that comes by TMA into the same ring makes the same number. The copies
+write through the generic proxy, so a consumer that lets wgmma read them needs a proxy fence after its wait.
+"""
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import nvvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+from .sm90_plan import WARP_GROUP_THREADS
+
+WARP = 32
+FILLS = WARP_GROUP_THREADS + 1
+PRESENT_BUFFERS = 8  # more than the tiles that a ring can hold
+VECTOR_BYTES = 16
+BLOCK_COLUMNS = 64  # 16-bit columns in a row of the 128-byte swizzle
+SWIZZLE_ROWS = 8
+
+
+class RowGather:
+    """`entries`: one token's list, int32; `kv_tile` entries a tile; `columns` of the shared tiles, of `element`.
+
+    A shared tile is [kv_tile, columns] in the 128-byte swizzle: blocks of 64 columns one after the other, in which the
+    16-byte vectors of row r are exchanged by ``vector ^ (r % 8)``.
+    """
+
+    def __init__(self, entries, kv_tile: int, columns: int, element):
+        self.entries, self.kv_tile, self.columns, self.element = entries, kv_tile, columns, element
+        self.vector = VECTOR_BYTES * 8 // element.width
+        # Neighbouring threads fetch neighbouring vectors of a row: 256 bytes of it, if it has as many.
+        self.row_threads = min(16, columns // self.vector)
+        self.pass_rows = WARP_GROUP_THREADS // self.row_threads
+        self.thread = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
+        row, vector = self.thread // self.row_threads, self.thread % self.row_threads
+        block, in_block = vector // SWIZZLE_ROWS, vector % SWIZZLE_ROWS
+        self.first_row, self.first_column = row, vector * self.vector
+        self.offset = (
+            block * (kv_tile * BLOCK_COLUMNS) + row * BLOCK_COLUMNS + (in_block ^ (row % SWIZZLE_ROWS)) * self.vector
+        )
+
+    def make_entries(self):
+        """Room for a tile's entries: lane i of each warp has the i-th, i + 32-th, ..."""
+        return cute.make_rmem_tensor(self.kv_tile // WARP, Int32)
+
+    @cute.jit
+    def ask(self, tile, asked):
+        """Load a tile's entries; -1 for those before the list's begin or past its end."""
+        count = self.entries.shape[0]
+        for i in range(self.kv_tile // WARP):
+            place = tile * self.kv_tile + i * WARP + self.thread % WARP
+            asked[i] = Int32(-1)
+            if place >= 0 and place < count:
+                asked[i] = self.entries[place]
+
+    @cute.jit
+    def tell(self, asked, present):
+        """Write which of a tile's entries exist into `present`: a bit each, 32 a word. By one thread."""
+        for i in range(self.kv_tile // WARP):
+            bits = cute.arch.vote_ballot_sync(asked[i] >= 0)
+            if self.thread == 0:
+                present[i] = bits
+
+    @cute.jit
+    def fetch(self, asked, rows, first_column: int, target):
+        """Start to fetch the tile's columns from ``first_column`` on. `rows`: the source, [rows, columns]; `target`:
+        pointer to the shared tile, without its swizzle."""
+        step = self.row_threads * self.vector
+        for i in range(self.kv_tile // self.pass_rows):
+            first = i * self.pass_rows
+            entry = cute.arch.shuffle_sync(asked[first // WARP], first % WARP + self.first_row)
+            row = entry if entry >= 0 else Int32(0)
+            size = Int32(VECTOR_BYTES) if entry >= 0 else Int32(0)
+            source = rows.iterator + cute.crd2idx((row, first_column + self.first_column), rows.layout)
+            for group in range(self.columns // step):
+                blocks = group * step // BLOCK_COLUMNS
+                there = self.offset + first * BLOCK_COLUMNS + blocks * (self.kv_tile * BLOCK_COLUMNS)
+                _copy_or_zero(target + there, source + group * step, size)
+
+    @cute.jit
+    def complete(self, barrier):
+        """Arrive on a tile's full barrier: when the thread's copies are there, and for what `tell` wrote."""
+        cute.arch.cp_async_mbarrier_arrive_noinc(barrier)
+        if self.thread == 0:
+            cute.arch.mbarrier_arrive(barrier)
+
+
+@dsl_user_op
+def _copy_or_zero(target, source, size: Int32, *, loc=None, ip=None):
+    """cp.async of 16 bytes from global to shared memory, of which only the first ``size`` are read; the rest are 0."""
+    nvvm.cp_async_shared_global(
+        target.to_llvm_ptr(loc=loc, ip=ip),
+        source.to_llvm_ptr(loc=loc, ip=ip),
+        VECTOR_BYTES,
+        nvvm.LoadCacheModifierKind.CG,
+        cp_size=Int32(size).ir_value(loc=loc, ip=ip),
+        loc=loc,
+        ip=ip,
+    )
