@@ -2,14 +2,14 @@
 SPEC ?= fmha
 ARCH ?=
 ARGS ?=
-LIMIT_S ?= 300
+LIMIT_S ?= 60
 
 TUNEKIT = .venv/bin/tunekit
 PYTEST = .venv/bin/python -m pytest
 arch = $(if $(ARCH),--arch $(ARCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep test test-slow test-peers test-gpu check lint bench
+.PHONY: help setup sweep test test-slow test-fit test-peers test-gpu check lint bench
 
 help: ## Show this
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -25,7 +25,10 @@ test: setup ## Run the tests that need no GPU, two files at a time
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-slow: setup ## Run the tests that need no GPU, the long ones too
-	$(PYTEST) -m "not gpu" $(ARGS)
+	$(PYTEST) -m "not gpu and not fit" $(ARGS)
+
+test-fit: setup ## Trace every attention variant, and compile a sample: thousands of kernels
+	$(PYTEST) tests/kernels/test_fit.py -m fit -s $(ARGS)
 
 test-peers: setup ## Simulate flash-attn-4's, quack's and CUTLASS's kernels (installs the extra "peers")
 	.venv/bin/python -m pip install --quiet -e '.[peers]'

@@ -45,10 +45,9 @@ from tunekit.measure.statistics import spread
 from tunekit.measure.timing import ColdPlan, CudaTimer, calls_per_window
 from tunekit.model import Stage, Values, to_json
 from tunekit.oracle.compare import compare as compare_output
-from tunekit.oracle.reference import reference_outputs
 from tunekit.settings import load_settings
 from tunekit.spec import load_spec
-from tunekit.spec.inputs import draw
+from tunekit.spec.inputs import draw, scalars
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
 
@@ -198,7 +197,7 @@ def compare(given: dict[str, Any], rounds: int) -> dict[str, Any]:
                 if x in inputs:
                     inputs[x] = torch.nan_to_num(inputs[x])
     arguments = Arguments(SPEC, problem, inputs, device)
-    want = reference_outputs(SPEC, problem, inputs)["o"].to(device)
+    want = SPEC.reference(problem, {**inputs, **scalars(SPEC, problem)})["o"]
     timer, monitor = CudaTimer(Device(0), cold=True), GpuMonitor(0)
     windows: dict[str, Any] = {}
     rows: dict[str, Any] = {}

@@ -50,7 +50,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 
 LABEL = re.compile(r"^\s*([$\w]+):")
 BRANCH = re.compile(r"\bbra(?:\.uni)?\s+([$\w]+)\s*;")
-OPCODE = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w:.]*)")
+OPCODE = re.compile(r"^[\s{]*(?:@!?%?\w+\s+)?([a-z][\w:.]*)")
 MOVED = re.compile(r"tcgen05\.(?:ld|st)\.\S*?\.(16x64b|16x128b|16x256b|32x32b|16x32bx2)\.x(\d+)")
 REGISTERS_A_THREAD = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
 KINDS = ("mma", "tmem ld", "tmem st", "TMA", "cp.async", "ex2", "mbarrier", "bar")

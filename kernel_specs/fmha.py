@@ -95,6 +95,7 @@ fmha = KernelSpec(
         "row_max": Tolerance(cosine=0.999999, relative_norm=1e-4, relative=1e-4),
     },
     cost=cost,
+    compile_limit_s=60.0,
     inputs=draw,
     examples=(
         {"batch": 32, "heads": 128, "kv_heads": 1, "t": 1, "s_k": 1152, "head_dim": 128},

@@ -73,6 +73,7 @@ class FmhaForwardSm100:
         self.epilogue_barrier = pipeline.NamedBarrier(next(ids), GROUP)
         self.clear_barrier = pipeline.NamedBarrier(next(ids), self.plan.clear_threads)
         self.gather_barrier = pipeline.NamedBarrier(next(ids), GROUP)
+        self.handed_over = pipeline.NamedBarrier(next(ids), GROUP + WARP)
         self.factors_full = tuple(pipeline.NamedBarrier(next(ids), count) for _ in groups)
         self.factors_empty = tuple(pipeline.NamedBarrier(next(ids), count) for _ in groups)
 
@@ -105,6 +106,7 @@ class FmhaForwardSm100:
                 call.get("sink"),
                 call["scale"],
                 stream,
+                call.get("cu_seqlens_q"),
             )
 
     def _tma_atoms(self, call):
@@ -235,7 +237,7 @@ class FmhaForwardSm100:
         if warp >= plan.mma_warp and warp < plan.gather_warp:
             _set_registers(issue_registers, plan)
             if warp == plan.load_warp:
-                Load(plan, sequences, tma, self._kv_blocks(storage), q_full, k_ring, v_ring).run(work)
+                Load(plan, sequences, tma, self._kv_blocks(storage), q_full, k_ring, v_ring, self.handed_over).run(work)
             if warp == plan.mma_warp:
                 all_rings = (k_ring, v_ring, s_ring, p_ring, o_ring)
                 self._multiply(storage, self._tmem_pointer(tmem), q_full, all_rings, work)
@@ -249,7 +251,7 @@ class FmhaForwardSm100:
             if warp >= plan.gather_warp:
                 _set_registers(gather_registers, plan)
                 chunks = self._kv(storage, views.chunk_tensor)
-                Gather(plan, tensors, k_ring, v_ring, chunks, self.gather_barrier).run(work)
+                Gather(plan, tensors, k_ring, v_ring, chunks, self.gather_barrier, self.handed_over).run(work)
 
     @cute.jit
     def _tmem_pointer(self, tmem):

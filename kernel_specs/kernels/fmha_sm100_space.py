@@ -86,13 +86,14 @@ def registers(v: Values) -> tuple[int, int, int, int]:
 
     At launch each thread has an equal share of 65,536, rounded down to eights; setmaxnreg hands the same sum out anew.
     A softmax thread holds a row of S (up to 128 registers) and of 16-bit P (up to 64); the MMA thread keeps the
-    descriptors of all k-steps; a correction thread holds 64 columns of O.
+    descriptors of all k-steps (at head_dim 512 it spilt with 144, at 64 and 128 it needs 64); a correction thread
+    holds 32 columns of O.
     """
     groups = warp_groups(v)
     left = groups * (65536 // (groups * GROUP_THREADS) // 8 * 8) - v.row_groups * v.softmax_registers
     if v.gather:
         return v.softmax_registers, 96, left - 96 - 80, 80
-    issue = left // 2 // 8 * 8 if v.row_groups == 2 else min(184, left - 128)
+    issue = 64 if v.row_groups == 2 else min(184, left - 128)
     return v.softmax_registers, left - issue, issue, 0
 
 

@@ -69,6 +69,7 @@ class FmhaSm90:
         layouts = self._smem_layouts()
         # Tracing a kernel replaces what its dict holds.
         to_combine = [given.get(name) for name in ("workspace", "o", "lse", "row_max", "sink", "scale")]
+        starts = given.get("cu_seqlens_q")
         self._kernel(given, tma_operands(plan, given, layouts), layouts, tiled_mmas(plan)).launch(
             grid=self._grid(given),
             block=(plan.threads, 1, 1),
@@ -78,7 +79,7 @@ class FmhaSm90:
             preferred_smem_carveout=100,
         )
         if const_expr(plan.merge == "kernel"):
-            make_combine(plan).launch(*to_combine, stream)
+            make_combine(plan).launch(*to_combine, stream, starts)
 
     def _grid(self, given: dict):
         """(CTAs of the row blocks, slices and splits, KV heads, sequences)."""
@@ -183,7 +184,7 @@ class FmhaSm90:
         cluster_row = cluster // plan.slices
         if const_expr(plan.longest_last):
             # The longest rows begin first: what is left for the grid's end is short.
-            rows = cute.arch.grid_dim()[0] // (plan.cluster_m * plan.slices)
+            rows = cute.arch.grid_dim()[0] // (plan.cluster_m * plan.slices * plan.num_splits)
             cluster_row = rows - 1 - cluster_row
         cluster_block = cluster_row * plan.cluster_m * plan.row_blocks
         first_block = (cluster_row * plan.cluster_m + rank) * plan.row_blocks
@@ -222,7 +223,7 @@ class FmhaSm90:
         if warp_index == 0:
             load_q(self.plan, work.tma["q"], work.smem_q, work.q_pipe, work.sequences, work.place)
             self._stream("k", work, work.k_ring)
-        if const_expr(not self.plan.kv_shared):  # noqa: SIM102 - decided at trace time, the next at run time
+        if const_expr(not self.plan.kv_shared):
             if warp_index == 1:
                 self._stream("v", work, work.v_ring)
 

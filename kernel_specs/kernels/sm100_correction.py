@@ -17,6 +17,7 @@ from .sm100_softmax import RowOfThread, Statistics, partial_row
 
 CHUNK = 8  # 16-bit elements of a 16-byte store
 WORDS = 4  # float32 elements of one
+PIECE = views.COPY_COLUMNS  # columns of O that a thread holds at a time
 
 
 @dataclass(frozen=True)
@@ -107,22 +108,22 @@ class Correction(Fixed):
         if const_expr(plan.problem.gather):
             exists = Boolean(me.row < plan.rows)
         whole = self._is_whole(work, rows)
-        blocks = plan.o_columns // SWIZZLE_COLUMNS
-        for i in cutlass.range_constexpr(blocks):
-            part = self._output(work, columns, plan.tmem.o + group * plan.o_columns + i * SWIZZLE_COLUMNS)
+        pieces = plan.o_columns // PIECE
+        for i in cutlass.range_constexpr(pieces):
+            part = self._output(work, columns, plan.tmem.o + group * plan.o_columns + i * PIECE)
             self._scale(part, factor)
-            block = me.half * blocks + i
+            piece = me.half * pieces + i
             if const_expr(plan.partial):
                 if exists:
-                    self._store_partial(part, work, plan.packing.head(me.row, rows.head_block), position, block)
+                    self._store_partial(part, work, plan.packing.head(me.row, rows.head_block), position, piece)
             else:
-                rounded = cute.make_rmem_tensor(SWIZZLE_COLUMNS, plan.element)
+                rounded = cute.make_rmem_tensor(PIECE, plan.element)
                 rounded.store(part.load().to(plan.element))
                 if const_expr(self.tma_o is not None):
                     if whole:
-                        self._stage(rounded, me, block, group)
+                        self._stage(rounded, me, piece, group)
                 if exists and not whole:
-                    self._store_row(rounded, work, plan.packing.head(me.row, rows.head_block), position, block)
+                    self._store_row(rounded, work, plan.packing.head(me.row, rows.head_block), position, piece)
 
     def _is_whole(self, work, rows):
         """Whether a group's rows leave by TMA: not where the box would reach into the next packed sequence."""
@@ -134,44 +135,44 @@ class Correction(Fixed):
 
     @cute.jit
     def _output(self, work, columns: cutlass.Constexpr, column):
-        """64 columns of the row's O; zeros where no product wrote any."""
-        part = cute.make_rmem_tensor(SWIZZLE_COLUMNS, Float32)
+        """PIECE columns of the row's O; zeros where no product wrote any."""
+        part = cute.make_rmem_tensor(PIECE, Float32)
         part.fill(0.0)
         if work.tiles > 0:
-            loaded = columns.load(column, SWIZZLE_COLUMNS)
+            loaded = columns.load(column, PIECE)
             cute.arch.fence_view_async_tmem_load()
             part.store(loaded.load())
         return part
 
     @cute.jit
-    def _stage(self, rounded, me: cutlass.Constexpr, block, group: cutlass.Constexpr):
-        """64 columns of a row to shared memory."""
+    def _stage(self, rounded, me: cutlass.Constexpr, piece, group: cutlass.Constexpr):
+        """PIECE columns of a row to shared memory."""
         chunks = cute.flat_divide(rounded, (CHUNK,))
-        for chunk in cutlass.range_constexpr(SWIZZLE_COLUMNS // CHUNK):
-            at = block * (SWIZZLE_COLUMNS // CHUNK) + chunk
+        for chunk in cutlass.range_constexpr(PIECE // CHUNK):
+            at = piece * (PIECE // CHUNK) + chunk
             cute.autovec_copy(chunks[None, chunk], self.o_chunks[me.row, None, at, group])
 
     @cute.jit
-    def _store_row(self, rounded, work, head, position, block):
-        """64 columns of a row from registers to O."""
+    def _store_row(self, rounded, work, head, position, piece):
+        """PIECE columns of a row from registers to O."""
         at = (self.sequences.batch_mode(work.batch), position, head, None)
         if const_expr(self.plan.problem.varlen):
             at = (work.first_query + position, head, None)
-        column = cute.assume(work.column + block * SWIZZLE_COLUMNS, divby=SWIZZLE_COLUMNS)
+        column = cute.assume(work.column + piece * PIECE, divby=PIECE)
         target = cute.flat_divide(cute.domain_offset((column,), self.tensors["o"][at]), (CHUNK,))
         chunks = cute.flat_divide(rounded, (CHUNK,))
-        for chunk in cutlass.range_constexpr(SWIZZLE_COLUMNS // CHUNK):
+        for chunk in cutlass.range_constexpr(PIECE // CHUNK):
             cute.autovec_copy(chunks[None, chunk], target[None, chunk])
 
     @cute.jit
-    def _store_partial(self, part, work, head, position, block):
-        """64 float32 columns of a row to the workspace."""
+    def _store_partial(self, part, work, head, position, piece):
+        """PIECE float32 columns of a row to the workspace."""
         row = partial_row(self.plan, self.tensors, work, head, position)
-        column = cute.assume(work.column + block * SWIZZLE_COLUMNS, divby=SWIZZLE_COLUMNS)
+        column = cute.assume(work.column + piece * PIECE, divby=PIECE)
         target = self.tensors["partial_outputs"][None, row, work.split]
         target = cute.flat_divide(cute.domain_offset((column,), target), (WORDS,))
         chunks = cute.flat_divide(part, (WORDS,))
-        for chunk in cutlass.range_constexpr(SWIZZLE_COLUMNS // WORDS):
+        for chunk in cutlass.range_constexpr(PIECE // WORDS):
             cute.autovec_copy(chunks[None, chunk], target[None, chunk])
 
     @cute.jit

@@ -24,23 +24,35 @@ class Load(Fixed):
     q_full: Any
     k_ring: rings.Ring
     v_ring: rings.Ring | None
+    handed_over: Any  # a named barrier: the gather warps go on with the rings
 
     @cute.jit
     def run(self, work):
         """The order is K0, K1, V0, K2, V1, ...: that in which the MMA warp uses them. With one stage each it is the
-        only one that can't deadlock, since this warp waits for the buffer of the next load and of no later one."""
+        only one that can't deadlock, since this warp waits for the buffer of the next load and of no later one.
+
+        Gathered tiles come last and are others' work: who waited along with those who fill a ring, without filling it,
+        could be overtaken by two phases of a barrier, and never see the end of the one that it waits for.
+        """
         k_place = self.k_ring.filler()
         v_place = self.k_ring.filler() if const_expr(self.v_ring is None) else self.v_ring.filler()
         if work.tiles > 0:
             self._load_q(work)
+        last = work.last
+        if const_expr(self.plan.problem.gather):
+            last = work.first + work.own_dense_tiles
+        if last > work.first:
             k_place = self._load_k(work, work.first, k_place)
-            for i in cutlass.range(work.first + 1, work.last, unroll=1):
+            for i in cutlass.range(work.first + 1, last, unroll=1):
                 k_place = self._load_k(work, i, k_place)
                 v_place = self._load_v(work, i - 1, v_place)
-            v_place = self._load_v(work, work.last - 1, v_place)
-            self.k_ring.drain(k_place)
-            if const_expr(self.v_ring is not None):
-                self.v_ring.drain(v_place)
+            v_place = self._load_v(work, last - 1, v_place)
+            if const_expr(not self.plan.problem.gather):
+                self.k_ring.drain(k_place)
+                if const_expr(self.v_ring is not None):
+                    self.v_ring.drain(v_place)
+        if const_expr(self.plan.problem.gather):
+            self.handed_over.arrive()
 
     def _load_q(self, work):
         plan = self.plan
@@ -73,7 +85,7 @@ class Load(Fixed):
     def _load_stage(self, name: cutlass.Constexpr, ring, work, i, column, columns: cutlass.Constexpr, place):
         """Fill one stage of K or V with `columns` columns from `column` on of tile i."""
         ring.wait_empty(place)
-        if const_expr(self.plan.dense and self.plan.problem.sources == 2):
+        if const_expr(self.plan.problem.sources == 2 and not self.plan.problem.gather):
             if i < work.dense_tiles:
                 self._copy_dense(name, ring, work, i, column, columns, place)
             else:
@@ -90,8 +102,6 @@ class Load(Fixed):
         self._copy(name, barrier, work, row, outer, column, columns, place)
 
     def _copy_second(self, name, ring, work, i, column, columns, place):
-        if self.plan.problem.gather:
-            return  # the gather warps fill these stages
         tile = i - work.dense_tiles
         barrier = self._barrier(name, ring, place, tile, work.keys2, 1)
         self._copy(name + "2", barrier, work, tile * self.plan.kv_tile, work.batch, column, columns, place)
@@ -178,19 +188,30 @@ class Gather(Fixed):
     k_ring: rings.Ring
     v_ring: rings.Ring | None
     smem: dict[str, Any]
-    done: Any
+    done: Any  # a named barrier of the gather warps
+    handed_over: Any  # one with the load warp: it has filled its last stage
 
     @cute.jit
     def run(self, work):
+        """Goes on with the rings where the load warp left them, in the same order."""
         thread = cute.arch.thread_idx()[0] % GROUP
         k_place = self.k_ring.filler()
+        k_place.advance(work.own_dense_tiles * self.plan.k_sub)
         v_place = self.k_ring.filler() if const_expr(self.v_ring is None) else self.v_ring.filler()
-        if work.tiles > 0:
-            k_place = self._fill_k(work, work.first, k_place, thread)
-            for i in cutlass.range(work.first + 1, work.last, unroll=1):
+        if const_expr(self.v_ring is not None):
+            v_place.advance(work.own_dense_tiles)
+        self.handed_over.arrive_and_wait()
+        first = work.first + work.own_dense_tiles
+        if work.last > first:
+            k_place = self._fill_k(work, first, k_place, thread)
+            for i in cutlass.range(first + 1, work.last, unroll=1):
                 k_place = self._fill_k(work, i, k_place, thread)
                 v_place = self._fill_v(work, i - 1, v_place, thread)
             v_place = self._fill_v(work, work.last - 1, v_place, thread)
+        if work.tiles > 0:
+            self.k_ring.drain(k_place)
+            if const_expr(self.v_ring is not None):
+                self.v_ring.drain(v_place)
 
     @cute.jit
     def _fill_k(self, work, i, place, thread):
@@ -207,16 +228,15 @@ class Gather(Fixed):
 
     @cute.jit
     def _fill_stage(self, name: cutlass.Constexpr, ring, work, i, column, columns: cutlass.Constexpr, place, thread):
-        """Wait through the load warp's stages too, so that no phase of a barrier is missed; fill the gathered ones."""
+        """Fill one stage of K or V with `columns` columns from `column` on of tile i."""
         ring.wait_empty(place)
-        if i >= work.dense_tiles:
-            self._copy_rows(name, work, i - work.dense_tiles, column, columns, place, thread)
-            cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.fence_view_async_shared()
-            self.done.arrive_and_wait()
-            if thread == 0:
-                rings.arrive(ring.full(place.index))
+        self._copy_rows(name, work, i - work.dense_tiles, column, columns, place, thread)
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.fence_view_async_shared()
+        self.done.arrive_and_wait()
+        if thread == 0:
+            rings.arrive(ring.full(place.index))
         place.advance()
         return place
 

@@ -39,6 +39,11 @@ class Work(NamedTuple):
     full_end: Int32
 
     @property
+    def own_dense_tiles(self):
+        """How many of the CTA's tiles are of source 1: the first ones."""
+        return cutlass.max(cutlass.min(self.last, self.dense_tiles) - self.first, 0)
+
+    @property
     def tiles(self):
         """How many tiles the CTA visits; 0 where its rows see no key."""
         return self.last - self.first

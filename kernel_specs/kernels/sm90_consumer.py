@@ -306,7 +306,7 @@ class Consumer:
     @cute.jit
     def _open_turns(self):
         """Give warp group 0 the first turn."""
-        if const_expr(self.plan.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
+        if const_expr(self.plan.take_turns):
             if self.index == self.plan.consumers - 1:
                 cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
@@ -324,7 +324,7 @@ class Consumer:
     @cute.jit
     def _close_turns(self):
         """Take the turn that the last warp group passed last, so that no barrier is left half full."""
-        if const_expr(self.plan.take_turns):  # noqa: SIM102 - decided at trace time, the next at run time
+        if const_expr(self.plan.take_turns):
             if self.index == 0:
                 cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 

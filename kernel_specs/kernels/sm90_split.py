@@ -158,7 +158,7 @@ class ClusterOutput:
             view = first_rows(plan, self.sequences, rows_view(self.arguments["o"]), self.place.batch)
             target = cute.zipped_divide(view[(head, position), None], (VECTOR,))
             cute.autovec_copy(rounded, target[None, self.place.column_slice * (plan.pv_n_tile // VECTOR) + chunk])
-            if const_expr(plan.writes_lse):  # noqa: SIM102 - decided at trace time, the next at run time
+            if const_expr(plan.writes_lse):
                 if chunk == 0 and self.place.column_slice == 0:
                     self._statistic("lse", head, position, log_sum_exp(maximum, total, softmax.scale))
                     if const_expr(not plan.problem.normalize):

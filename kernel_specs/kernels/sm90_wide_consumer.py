@@ -83,10 +83,11 @@ class WideConsumer:
             step = 2 * pair
             self._scores(step)
             self._soften(step)
-            self._give()
+            self._give(step)
             self._own_values(step)
             if step + 1 < steps:
                 self._take()
+                self._clean(step + 1)
                 self._start_values(self.taken_product, step + 1)
                 self._end_values(step + 1)
 
@@ -98,14 +99,16 @@ class WideConsumer:
             step = 2 * pair + 1
             self._scores(step)
             self._take()
+            self._clean(step - 1)
             self._start_values(self.taken_product, step - 1)
             self._soften(step)
             self._end_values(step - 1)
             self._see_next_keys(step)
-            self._give()
+            self._give(step)
             self._own_values(step)
         if steps % 2 == 1:
             self._take()
+            self._clean(steps - 1)
             self._start_values(self.taken_product, steps - 1)
             self._end_values(steps - 1)
 
@@ -154,8 +157,15 @@ class WideConsumer:
         self.softmax.step(self.acc_s)
 
     @cute.jit
-    def _give(self):
-        """Round P to the A operand of the own product, and leave it and the rows' maxima to the other warp group."""
+    def _give(self, step):
+        """Round P to the A operand of the own product, and leave it and the rows' maxima to the other warp group.
+
+        From here to the own product there is no branch, or the compiler repeats the rounding behind it, which is also
+        behind the product's wgmma.fence: what branches comes first.
+        """
+        self._clean(step)
+        if const_expr(self.plan.rescale_log2 > 0):
+            self.softmax.rescale(self.acc_o)
         # An accumulator's register order is the A operand's register order, 16 columns at a time.
         rounded = cute.make_tensor(self.p.iterator, self.acc_s.layout)
         rounded.store(self.acc_s.load().to(self.plan.element))
@@ -179,7 +189,8 @@ class WideConsumer:
     @cute.jit
     def _own_values(self, step):
         """O += P V of an own step."""
-        self.softmax.rescale(self.acc_o)
+        if const_expr(self.plan.rescale_log2 == 0):
+            self.softmax.rescale(self.acc_o)
         self._start_values(self.own_product, step)
         self._end_values(step)
 
@@ -190,8 +201,6 @@ class WideConsumer:
         position = value_position(self.plan, step) + self.index * self.plan.own_parts
         for part in cutlass.range_constexpr(self.plan.own_parts):
             self._wait_full(position + part)
-        if const_expr(self.plan.unclean_tails):
-            self._clean(step, position)
         for part in cutlass.range_constexpr(self.plan.own_parts):
             values = self.v[None, None, None, self.ring.slot(position + part)]
             issue(mma, self.acc_parts[part], p, values, 0, clear=False)
@@ -207,20 +216,23 @@ class WideConsumer:
     # ---- unclean tails: 0 * NaN is NaN, so the rows of V behind a sequence's end must not meet P's zeros -------------
 
     @cute.jit
-    def _clean(self, step, position):
+    def _clean(self, step):
         """If a step's tile reaches past its sequence's end, zero those rows of the own columns. S is known by then."""
-        runs = self.runs
-        valid = runs.keys - (runs.first.end - 1 - step) * self.plan.kv_tile
-        if const_expr(self.plan.two_sources):
-            valid2 = self.plan.kv_tile  # gathered tiles have zeros where nothing is listed
-            if const_expr(not self.plan.gather):
-                valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * self.plan.kv_tile
-            valid = valid if step < runs.first_steps else valid2
-        if valid < self.plan.kv_tile:
-            for part in cutlass.range_constexpr(self.plan.own_parts):
-                self._zero_rows(self.slots[None, None, self.ring.slot(position + part)], valid)
-            cute.arch.fence_view_async_shared()
-            warp_group_barrier(self.index)
+        if const_expr(self.plan.unclean_tails):
+            runs = self.runs
+            valid = runs.keys - (runs.first.end - 1 - step) * self.plan.kv_tile
+            if const_expr(self.plan.two_sources):
+                valid2 = self.plan.kv_tile  # gathered tiles have zeros where nothing is listed
+                if const_expr(not self.plan.gather):
+                    valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * self.plan.kv_tile
+                valid = valid if step < runs.first_steps else valid2
+            if valid < self.plan.kv_tile:
+                position = value_position(self.plan, step) + self.index * self.plan.own_parts
+                for part in cutlass.range_constexpr(self.plan.own_parts):
+                    self._wait_full(position + part)
+                    self._zero_rows(self.slots[None, None, self.ring.slot(position + part)], valid)
+                cute.arch.fence_view_async_shared()
+                warp_group_barrier(self.index)
 
     @cute.jit
     def _zero_rows(self, slot, valid):

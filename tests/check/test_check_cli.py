@@ -54,6 +54,15 @@ def test_a_failing_kernel_exits_with_1_and_an_annotation(check):
     assert line.startswith("::error file=tests/specs/host_scale.py,line=")
 
 
+def test_a_spec_is_named_as_for_the_other_commands(specs):
+    command = [sys.executable, "-m", "tunekit", "check", "compile-time", f"{specs / 'host_scale.py'}:host_scale"]
+    done = subprocess.run(
+        [*command, "--limit-s", "30", "--json"], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
+    document = json.loads(done.stdout)
+    assert done.returncode == 0 and document["rounds"] == 1 and document["limit_s"] == {"host_scale": 30.0}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -36,7 +36,7 @@ if not torch.cuda.is_available():
 from tunekit.measure.inputs import Arguments  # noqa: E402 - imports torch
 from tunekit.measure.verify import wrong_outputs  # noqa: E402
 from tunekit.oracle.judge import Figures  # noqa: E402
-from tunekit.oracle.reference import reference_outputs  # noqa: E402
+from tunekit.oracle.reference import expected  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -192,7 +192,7 @@ def check(kernel: Any, variant: Variant, p: Values, seed: int, figures: Figures)
     device = torch.device("cuda")
     inputs = draw(SPEC, p, seed, device)
     arguments = Arguments(SPEC, p, inputs, device, variant=variant)
-    wanted = reference_outputs(SPEC, p, inputs)
+    wanted = expected(SPEC, p, inputs).to(device)
     first: dict[str, Any] = {}
     for launch in (1, 2):
         arguments.reset(launch)

@@ -6,7 +6,6 @@ What the kernels compute is tested in tests/gpu/test_fmha.py.
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tunekit.compiling import Unit, compile_outcome, units
 from tunekit.errors import SpecError
 from tunekit.jobs import Limits, Pool, TaskResult, compile_task
 from tunekit.model import Footprint, Status, Values, Variant
-from tunekit.probe import DISAGREEMENT, Probe
+from tunekit.probe import DISAGREEMENT
 from tunekit.space import declared_footprint, default_variant, expand
 from tunekit.spec import load_spec
 
@@ -89,17 +88,6 @@ def test_a_group_of_heads_must_divide() -> None:
         problem(64, (10, 4))
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_traced_footprints_equal_the_declared_ones(arch: str, tmp_path: Path) -> None:
-    """A sample over all head dims, heads and both `normalize`; tests/kernels/test_all_footprints.py has them all."""
-    wanted = sample(arch, 6, seed=1)
-    results = run([unit for unit, _ in wanted], tmp_path, trace_only=True)
-    for unit, p in wanted:
-        result = results[unit.key]
-        assert result.ok and result.value is not None, f"{unit.variant}: {result.reason}"
-        assert Probe.of_report(result.value, declared(unit.variant, p)).disagreements() == [], unit.variant
-
-
 @pytest.mark.parametrize(("arch", "head_dim"), list(itertools.product(("sm_90a", "sm_100a"), (64, 128))))
 def test_both_flavours_compile_and_export_within_budget(arch: str, head_dim: int, tmp_path: Path) -> None:
     """`smem_p` and `normalize` in opposite pairs; the code uses its architecture's own tensor cores."""
@@ -120,13 +108,3 @@ def test_both_flavours_compile_and_export_within_budget(arch: str, head_dim: int
         files = results[unit.key].value["files"]  # type: ignore[index]
         assert instruction in Path(files["ptx"]).read_text()
         assert Path(files["so"]).stat().st_size > 0
-
-
-def sample(arch: str, count: int, seed: int) -> list[tuple[Unit, Values]]:
-    """Fitting variants drawn over every head dim, heads and `normalize`."""
-    found = []
-    for head_dim, heads, normalize in itertools.product(HEAD_DIMS, HEADS, (True, False)):
-        p = problem(head_dim, heads, normalize=normalize)
-        found += [(variant, p) for variant in fitting(arch, p)]
-    chosen = random.Random(seed).sample(found, count)
-    return [(units(SPEC, "fmha", p, [variant])[0], p) for variant, p in chosen]

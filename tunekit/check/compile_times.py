@@ -11,7 +11,7 @@ from tunekit import identity
 from tunekit.arch import parse_arch
 from tunekit.check.base import Base, in_base
 from tunekit.check.baseline import Baseline, read_baseline, write_baseline
-from tunekit.check.rounds import CompileOnce, Samples, isolated_compiles, take_rounds
+from tunekit.check.rounds import CompileOnce, Samples, isolated_compiles, take_once, take_rounds
 from tunekit.check.targets import Selection, Target, Which, reference_target, select, vanished
 from tunekit.check.verdict import Entry, Row, Rule, Verdict, fastest, judge
 from tunekit.errors import UserError
@@ -31,6 +31,7 @@ from tunekit.spec import KernelSpec, absolute_reference, load_spec
 MAX_RATIO = 1.5
 FLOOR_S = 0.5
 ROUNDS = 3
+"""Where times are compared. Against a limit alone one is enough."""
 BASELINE_ROUNDS = 3
 """A baseline takes this many times the rounds: every later check is compared with it."""
 SUSPECT_PASSES = 3
@@ -74,7 +75,7 @@ def check_compile_times(
     base: Path | None = None,
     max_ratio: float = MAX_RATIO,
     floor_s: float = FLOOR_S,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
     update_baseline: bool = False,
     settings: Settings | None = None,
     compile_once: CompileOnce | None = None,
@@ -82,9 +83,11 @@ def check_compile_times(
 ) -> CheckReport:
     """Compile the chosen variants of `specs` cold, `rounds` times, against a limit and a baseline.
 
-    Chosen are, for each of `arches` (default: one an implementation) and `problems`
-    (default: the spec's examples), the default variant, all with `which="all"`, or
-    those with the tunables in `only`. `limit_s` is a compile's limit in seconds; it
+    Chosen are, for each of `arches` (default: one an implementation) and `problems`, every
+    implementation's default variant, all with `which="all"`, or those with the tunables in `only`.
+    `problems` defaults to the spec's examples and the workloads beside it, and with them come the winners
+    that ship. `rounds` defaults to 3, or to 1 where there is nothing to compare with; one round is taken
+    with as many compiles side by side as the machine bears. `limit_s` is a compile's limit in seconds; it
     defaults to TUNEKIT_COMPILE_TIMEOUT, then the spec's, then 300. A kernel regresses
     when it takes over `max_ratio` times as long as in the `baseline`, or as in the
     checkout `base`, whose kernels are compiled in the same rounds, and `floor_s`
@@ -98,8 +101,12 @@ def check_compile_times(
     names = [specs] if isinstance(specs, str) else list(specs)
     listed = [arches] if isinstance(arches, str) else arches
     chosen_arches = None if listed is None else [parse_arch(arch).name for arch in listed]
+    compared = baseline is not None or base is not None
+    if rounds is None:
+        rounds = ROUNDS if compared else 1
     _check_numbers(rounds, max_ratio, floor_s)
     rounds *= BASELINE_ROUNDS if update_baseline else 1
+    once = rounds == 1 and not compared
     if update_baseline and baseline is None:
         raise UserError("name the baseline file to write (--baseline FILE)")
     if base is not None and baseline is not None:
@@ -123,11 +130,17 @@ def check_compile_times(
         )
         limits[spec.name] = rule.limit_s
         notes += selection.notes
-        source = nullcontext(compile_once) if compile_once else _compiler(selection, settings, rule.limit_s)
-        samples = _measure(selection.targets, rounds, source, known, before, rule, progress)
-        compared = before.baseline(selection.targets, samples) if base is not None else known
-        judged = [_judge(target, samples, compared, rule) for target in selection.targets]
-        rows += judged + _not_selected(spec, selection, chosen_arches, known) + before.gone(spec, selection)
+        source = nullcontext(compile_once) if compile_once else _compiler(selection, settings, rule.limit_s, once)
+        if once:
+            samples = Samples()
+            with source as compiles:
+                take_once(selection.targets, compiles, samples, progress, rule.limit_s)
+        else:
+            samples = _measure(selection.targets, rounds, source, known, before, rule, progress)
+        earlier = before.baseline(selection.targets, samples) if base is not None else known
+        judged = [_judge(target, samples, earlier, rule) for target in selection.targets]
+        rows += judged + _lost(selection) + _not_selected(spec, selection, chosen_arches, known)
+        rows += before.gone(spec, selection)
         for target, row in zip(selection.targets, judged, strict=True):
             unit = fastest(samples.reference_of(target))
             references[reference_target(target).name] = unit if unit < float("inf") else None
@@ -199,11 +212,20 @@ def _judge(target: Target, samples: Samples, known: Baseline, rule: Rule) -> Row
     return judge(target, samples.of(target), samples.reference_of(target), known.kernels, rule)
 
 
-def _compiler(selection: Selection, settings: Settings, limit_s: float) -> AbstractContextManager[CompileOnce]:
+def _compiler(
+    selection: Selection, settings: Settings, limit_s: float, side_by_side: bool
+) -> AbstractContextManager[CompileOnce]:
     backends = [target.backend for target in selection.targets]
     trace_s = min(limit_s, limit_that_holds(None, settings.trace_limit_s, None, DEFAULT_TRACE_LIMIT_S))
     memory = settings.memory_limit_bytes or DEFAULT_MEMORY_LIMIT_BYTES
-    return isolated_compiles(backends, trace_s, limit_s, memory)
+    return isolated_compiles(backends, trace_s, limit_s, memory, settings.jobs if side_by_side else 1)
+
+
+def _lost(selection: Selection) -> list[Row]:
+    """A failing row for each winner that ships and can't be made any more."""
+    file = selection.targets[0].file
+    words = "ships as a winner, but is no longer in the spec: "
+    return [Row(name, Verdict.VANISHED, words + why, file=file) for name, why in selection.lost.items()]
 
 
 def _not_selected(spec: KernelSpec, selection: Selection, arches: Sequence[str] | None, known: Baseline) -> list[Row]:

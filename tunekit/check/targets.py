@@ -1,20 +1,27 @@
-"""What the check compiles: the chosen variants of a spec, one target per compile."""
+"""What the check compiles: the chosen variants of a spec, one target per compile.
+
+By default that is all of a spec that is served: the default of every implementation, for each of the spec's examples
+and for the problems of the workloads beside it, and the winners that ship. Problems that differ in run-time sizes
+only have their compiles in common.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tunekit import space
+from tunekit import identity, space
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.check import reference_kernel
 from tunekit.errors import SpecError, UserError
-from tunekit.model import Value, Values, Variant
+from tunekit.model import Value, Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.spec.axes import contains, unknown
+from tunekit.spec.workloads import workloads_beside
+from tunekit.store.shipped import shipped_winners
 
 Which = Literal["default", "all"]
 
@@ -37,16 +44,24 @@ class Target:
     @property
     def name(self) -> str:
         """The kernel's name in reports and baselines: all that tells it from another, in words."""
-        v = self.variant
-        return f"{v.spec} {v.implementation} {v.arch} [{self.static}] {v.tunables}"
+        return name_of(self.variant, self.static)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The targets chosen, and a sentence for each problem that none of them is for."""
+    """The targets chosen, and a sentence for each problem that none of them is for.
+
+    `lost` has the name of each winner that ships and can't be made from the spec any more, with the reason.
+    """
 
     targets: tuple[Target, ...]
     notes: tuple[str, ...]
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+
+def name_of(variant: Variant, static: Values) -> str:
+    """A kernel's name in reports and baselines."""
+    return f"{variant.spec} {variant.implementation} {variant.arch} [{static}] {variant.tunables}"
 
 
 def select(
@@ -57,33 +72,62 @@ def select(
     which: Which,
     only: Mapping[str, Value] | None,
 ) -> Selection:
-    """The targets: for each architecture and problem the default variant, or all.
+    """The targets: for each architecture and problem every implementation's default variant, or all variants.
 
-    `arches` defaults to one for each implementation, `problems` to the spec's
-    examples; `only` keeps the variants (of all) whose tunables have these values.
+    `arches` defaults to one for each implementation, `problems` to the spec's examples and the workloads
+    beside it, and with them to the winners that ship; `only` keeps the variants (of all) whose tunables have
+    these values.
 
     Raises:
         UserError: nothing is left, or a name or value is unknown.
     """
+    _check_only(spec, only)
+    served = problems is None and which == "default" and not only
     if problems is None:
-        problems = spec.examples
+        beside = workloads_beside(spec, reference) if served else {}
+        problems = [*spec.examples, *(problem for workload in beside.values() for problem in workload)]
+        if not problems and all(axis.default is not None for axis in spec.axes):
+            problems = [{}]
     if not problems:
         raise UserError(f"{spec.name} has no examples: name a problem (--problem axis=value ...)")
-    _check_only(spec, only)
     targets: dict[tuple[str, Values], Target] = {}
-    notes: list[str] = []
+    notes: dict[str, None] = {}
+    lost: dict[str, str] = {}
     for arch in _arches(spec, arches):
         for given in problems:
             problem = spec.problem(given)
             variants, why = _variants(spec, arch, problem, which, only)
             if not variants:
-                notes.append(f"{spec.name} {problem} on {arch.name}: {why}")
+                notes[f"{spec.name} {spec.static(problem)} on {arch.name}: {why}"] = None
             for variant in variants:
                 target = _target(spec, reference, variant, problem)
                 targets.setdefault((variant.id, target.static), target)
+        if served:
+            winners = shipped_winners(spec.name, arch.name)
+            current = [winner for winner in winners if winner.variant.version == spec.version]
+            if len(current) < len(winners):
+                count = len(winners) - len(current)
+                notes[f"{count} winners that ship for {arch.name} are of another version of {spec.name}: unused"] = None
+            for winner in current:
+                gone = _gone(spec, winner)
+                if gone:
+                    lost[name_of(winner.variant, spec.static(winner.problem))] = gone
+                else:
+                    target = _target(spec, reference, winner.variant, spec.problem(winner.problem))
+                    targets.setdefault((winner.variant.id, target.static), target)
     if not targets:
         raise UserError(f"there is nothing to check: {'; '.join(notes)}")
-    return Selection(tuple(targets.values()), tuple(notes))
+    return Selection(tuple(targets.values()), tuple(notes), lost)
+
+
+def _gone(spec: KernelSpec, winner: Winner) -> str:
+    """Why a winner can't be made from the spec any more; empty if it can."""
+    try:
+        problem = spec.problem(winner.problem)
+    except SpecError as error:
+        return str(error)
+    v = winner.variant
+    return vanished(spec, v.implementation, v.arch, spec.static(problem), v.tunables)
 
 
 def reference_target(like: Target) -> Target:
@@ -162,8 +206,7 @@ def _variants(
 ) -> tuple[tuple[Variant, ...], str]:
     """The variants wanted for a problem; or none, and why."""
     if which == "default" and not only:
-        default = space.default_variant(spec, arch, problem)
-        return ((default,), "") if default else ((), "no default of the spec fits")
+        return _defaults(spec, arch, problem), "no default of the spec fits"
     expansion = space.expand(spec, arch, problem)
     kept = tuple(
         variant
@@ -173,6 +216,18 @@ def _variants(
     )
     wanted = f" with {Values(only)}" if only else ""
     return kept, f"no variant{wanted} fits ({expansion.blame()})"
+
+
+def _defaults(spec: KernelSpec, arch: Arch, problem: Values) -> tuple[Variant, ...]:
+    """Of each implementation the first default that is allowed and fits."""
+    found: list[Variant] = []
+    for candidate in space.implementations_on(spec, arch):
+        for tunables in candidate.defaults:
+            frozen = Values(tunables)
+            if space.broken(candidate, problem, frozen) is None and not space.misfit(candidate, arch, problem, frozen):
+                found.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, frozen))
+                break
+    return tuple(found)
 
 
 def _check_only(spec: KernelSpec, only: Mapping[str, Value] | None) -> None:

@@ -21,9 +21,8 @@ def check() -> None:
 
 
 @check.command("compile-time", cls=options.PairsCommand, short_help="Compile times against a limit and a baseline.")
-@click.option(
-    "--spec", "specs", multiple=True, metavar="SPEC", help="What to check; repeatable. [default: all shipped]"
-)
+@click.argument("named", nargs=-1, metavar="[SPEC]...")
+@click.option("--spec", "specs", multiple=True, metavar="SPEC", help="What to check, too. [default: all shipped]")
 @click.option(
     "--arch",
     "arches",
@@ -33,7 +32,7 @@ def check() -> None:
 )
 @options.problem_option
 @click.option("--tunables", "tunable_texts", multiple=True, metavar="K=V ...", help="Only variants with these values.")
-@click.option("--all", "every", is_flag=True, help="Every variant. [default: each problem's default variant]")
+@click.option("--all", "every", is_flag=True, help="Every variant. [default: defaults, and the winners that ship]")
 @click.option(
     "--limit-s", type=options.duration, metavar="S", help="What one compile may take. [default: the spec's, else 300]"
 )
@@ -52,12 +51,13 @@ def check() -> None:
     "--floor-s", type=float, metavar="S", default=0.5, show_default=True, help="... and slower by this many seconds."
 )
 @click.option(
-    "--rounds", type=int, metavar="N", default=3, show_default=True, help="How often to compile; the fastest counts."
+    "--rounds", type=int, metavar="N", help="How often to compile; the fastest counts. [default: 3 to compare, else 1]"
 )
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JUnit XML too.")
 @click.option("--github", is_flag=True, help="Print GitHub's workflow commands too: they annotate the pull request.")
 @options.json_option
 def compile_time(
+    named: tuple[str, ...],
     specs: tuple[str, ...],
     arches: tuple[str, ...],
     problem_texts: tuple[str, ...],
@@ -69,22 +69,22 @@ def compile_time(
     update_baseline: bool,
     max_ratio: float,
     floor_s: float,
-    rounds: int,
+    rounds: int | None,
     junit: Path | None,
     github: bool,
     as_json: bool,
 ) -> int:
     """Compile chosen variants cold, against a limit and a baseline.
 
-    Figures are calibrated by a reference compile in the same rounds, so that a busy
-    machine raises no alarm. Exit status 1: a kernel failed, vanished, regressed or
-    is over the limit.
+    By default all of SPEC that is served: every implementation's default variants for the spec's examples and for the
+    workloads beside it, and the winners that ship. Figures are calibrated by a reference compile in the same rounds,
+    so that a busy machine raises no alarm. Exit status 1: a kernel failed, vanished, regressed or is over the limit.
     """
     from tunekit.check.compile_times import check_compile_times
     from tunekit.check.render import as_github, as_junit, as_text
     from tunekit.check.render import as_json as json_of
 
-    names = specs or tuple(spec.name for spec in list_specs())
+    names = (*named, *specs) or tuple(spec.name for spec in list_specs())
     if not names:
         raise UserError("no specs are shipped; name one with --spec")
     loaded = [load_spec(name) for name in names]
@@ -93,7 +93,7 @@ def compile_time(
     report = check_compile_times(
         names,
         arches or None,
-        problems=problems(loaded[0], problem_texts, None) if len(loaded) == 1 else None,
+        problems=problems(loaded[0], problem_texts, None) if problem_texts else None,
         which="all" if every else "default",
         only=_only(loaded, tunable_texts) if tunable_texts else None,
         limit_s=limit_s,

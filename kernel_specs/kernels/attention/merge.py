@@ -109,43 +109,51 @@ class Combine:
         """Partial sums of a row that meet in shared memory: one a warp, or one a set where that is wider."""
         return max(1, self.row_threads // max(WARP, self.chunks))
 
-    def launch(self, workspace, o, lse, row_max, sink, scale, stream):
-        """Merge into `o` ([batch, T, heads, columns] or packed [T, heads, columns]), `lse` and `row_max`; those three
-        may be None, as may `sink`."""
+    def launch(self, workspace, o, lse, row_max, sink, scale, stream, starts=None):
+        """Merge into `o` ([batch, T, heads, columns], or packed [T, heads, columns] with `starts`, the sequences' first
+        tokens and the end of the last), `lse` and `row_max`. Those two and `sink` may be None."""
         packed = cute.rank(o) == 3
         batch, tokens = (Int32(1), o.shape[0]) if packed else (o.shape[0], o.shape[1])
         blocks = cute.ceil_div(tokens * self.heads, self.rows)
-        self._kernel(workspace, o, lse, row_max, sink, scale).launch(
+        self._kernel(workspace, o, lse, row_max, sink, starts, scale).launch(
             grid=(blocks, batch, 1), block=(self.threads, 1, 1), stream=stream, use_pdl=self.pdl
         )
 
     @cute.kernel
-    def _kernel(self, workspace: cute.Tensor, o: cute.Tensor, lse, row_max, sink, scale: Float32):
-        thread, _, _ = cute.arch.thread_idx()
+    def _kernel(self, workspace: cute.Tensor, o: cute.Tensor, lse, row_max, sink, starts, scale: Float32):
         block, batch, _ = cute.arch.block_idx()
         packed = const_expr(cute.rank(o) == 3)
+        if const_expr(self.pdl):
+            cute.arch.griddepcontrol_wait()
         tokens = o.shape[0] if packed else o.shape[1]
+        rows = tokens * self.heads
+        first_row, every_row = (0, rows) if packed else (batch * rows, o.shape[0] * rows)
+        outputs = partial_outputs(workspace, every_row, self.splits, self.columns)
+        statistics = partial_statistics(workspace, every_row, self.splits, self.columns)
+        if const_expr(packed):
+            # Behind the last sequence nobody has left anything.
+            rows = starts[starts.shape[0] - 1] * self.heads
+        if block * self.rows < rows:
+            self._merge(outputs, statistics, o, lse, row_max, sink, scale, block, batch, first_row, rows)
+
+    @cute.jit
+    def _merge(self, outputs, statistics, o, lse, row_max, sink, scale, block, batch, first_row, rows):
+        """Merge the CTA's rows; the batch has ``rows``, in the workspace from ``first_row`` on."""
+        thread, _, _ = cute.arch.thread_idx()
         row = block * self.rows + thread // self.row_threads
-        exists = row < tokens * self.heads
+        exists = row < rows
         # Threads past the last row go along with it, since whole warps shuffle, and write nothing.
-        row = cutlass.min(row, tokens * self.heads - 1)
+        row = cutlass.min(row, rows - 1)
         token, head = row // self.heads, row % self.heads
         of_row = thread % self.row_threads
         chunk, group = of_row % self.chunks, of_row // self.chunks
-
-        total_rows = tokens * self.heads if packed else tokens * self.heads * o.shape[0]
-        here = row if packed else row + batch * tokens * self.heads
-        if const_expr(self.pdl):
-            cute.arch.griddepcontrol_wait()
-        outputs = partial_outputs(workspace, total_rows, self.splits, self.columns)
-        source = cute.zipped_divide(outputs[None, here, None], (VECTOR, 1))[(None, 0), (chunk, None)]
-        statistics = partial_statistics(workspace, total_rows, self.splits, self.columns)[None, None, here]
+        source = cute.zipped_divide(outputs[None, first_row + row, None], (VECTOR, 1))[(None, 0), (chunk, None)]
 
         scale_log2 = scale * LOG2_E
         # The outputs are asked for before the statistics that weigh them: neither waits for the other.
         loads = -(-self.splits // self.groups)
         first = self._load(source, group, 0, min(loads, LOADS_AHEAD))
-        weights, maximum, total = self._weights(statistics, scale_log2)
+        weights, maximum, total = self._weights(statistics[None, None, first_row + row], scale_log2)
         acc = cute.make_rmem_tensor(VECTOR, Float32)
         acc.fill(0.0)
         self._add(acc, first, weights, group, 0)
@@ -158,6 +166,7 @@ class Combine:
             extra = Float32(0.0) if const_expr(sink is None) else sink_term(sink[head], finite(maximum), scale_log2)
             factor = reciprocal(total, extra)
             acc.store(acc.load() * factor)
+        packed = const_expr(cute.rank(o) == 3)
         if exists and of_row < self.chunks:
             where = (token, head, None) if packed else (batch, token, head, None)
             target = cute.zipped_divide(o[where], (VECTOR,))[None, chunk]
