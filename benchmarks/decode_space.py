@@ -181,7 +181,7 @@ def problem_of(spec, d, b, s):
 
 
 def appended(path):
-    out = open(path, "a")
+    out = open(path, "a")  # noqa: SIM115 - until the process ends
 
     def write(row):
         out.write(json.dumps(row, default=str) + "\n")
