@@ -244,7 +244,7 @@ class Compiler:
         """The outcome of a compile that calls itself ok, once its artifact is kept."""
         files = (result.value or {}).get("files")
         try:
-            if not isinstance(files, Mapping) or "so" not in files:
+            if not isinstance(files, Mapping) or not {"so", "library"} & set(files):
                 raise NothingToKeep("it names no kernel")
             artifact = self.artifacts.put(
                 unit.key,
@@ -257,7 +257,7 @@ class Compiler:
         except NothingToKeep as error:
             reason = f"the compile ended well and left no kernel: {error}"
             return dataclasses.replace(outcome, status=Status.COMPILE_ERROR, reason=reason)
-        return dataclasses.replace(outcome, artifact=str(artifact.files["so"]))
+        return dataclasses.replace(outcome, artifact=str(artifact.files[artifact.role]))
 
 
 def cached_outcome(artifact: Artifact) -> Outcome:
@@ -266,7 +266,7 @@ def cached_outcome(artifact: Artifact) -> Outcome:
         Stage.COMPILE,
         Status.OK,
         seconds=artifact.seconds,
-        artifact=str(artifact.files["so"]),
+        artifact=str(artifact.files[artifact.role]),
         footprint=artifact.footprint,
         facts=artifact.facts.merged({"cached": True}),
     )

@@ -225,8 +225,9 @@ class Outcome:
 class Artifact:
     """A compiled kernel in the artifact store.
 
-    `key` is the compile key; `files` maps a role (``so``, ``ptx``, ``cubin``) to the
-    SHA-256 of its content; `symbol` is the exported function's name in the ``so``.
+    `key` is the compile key; `files` maps a role (``so``, ``ptx``, ``cubin``; ``library``
+    for the entry of a library's function) to the SHA-256 of its content; `symbol` is the
+    exported function's name in the ``so``.
     """
 
     key: str
@@ -235,6 +236,11 @@ class Artifact:
     footprint: Footprint = Footprint()
     facts: Values = Values()
     seconds: Values = Values()
+
+    @property
+    def role(self) -> str:
+        """The role of the file that is loaded: ``so``, or ``library``."""
+        return "library" if "library" in self.files else "so"
 
 
 @dataclass(frozen=True)
@@ -293,7 +299,8 @@ class Winner:
     dispatch looks for first; an outcome's `artifact` is a content's hash), `symbol` the function in it.
     `median_us` and `spread_us` are over the final's samples; `margin` is the
     runner-up's median over the winner's, minus 1; `confidence` is that of the
-    test named by `method`, None where the final made no test.
+    test named by `method`, None where the final made no test. `library` is the package
+    and version whose function it is (``flash-attn-4 4.0.0b36``), empty for a compiled kernel.
     """
 
     variant: Variant
@@ -312,6 +319,7 @@ class Winner:
     method: str = "median"
     tied: tuple[str, ...] = ()
     source: str = "measured"
+    library: str = ""
 
 
 class Level(str, Enum):

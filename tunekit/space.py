@@ -1,7 +1,8 @@
 """Expansion: a spec, an architecture and a problem become an ordered list of variants.
 
 The predicate here is the only one: list, sweep, probe and dispatch all ask
-:func:`broken`.
+:func:`broken`; what works on a whole space also leaves out the libraries that
+are not installed (:func:`dropped_by`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tunekit import identity, pruning
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.errors import SpecError, UserError, words_of
 from tunekit.model import Footprint, Values, Variant
 from tunekit.spec import Constraint, Implementation, KernelSpec
+from tunekit.spec.packages import absence, tools_of
 
 # What a spec's own functions may raise when they are wrong: anything, sys.exit() included.
 SPEC_MISTAKES = (Exception, SystemExit)
@@ -29,12 +31,15 @@ MOST_POINTS = 1_000_000
 class Expansion:
     """The variants that the constraints leave, and how many each constraint removed.
 
-    A variant that breaks several constraints counts for the first alone.
+    A variant that breaks several constraints counts for the first alone. `reasons` has the
+    sentence of each constraint that removed some; `absent` those for libraries that are not installed.
     """
 
     variants: tuple[Variant, ...]
     total: int
     removed: dict[str, int]
+    reasons: dict[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
     def blame(self) -> str:
         """One line: how many were dropped, and by which constraint."""
@@ -113,6 +118,19 @@ def check_size(implementation: Implementation) -> None:
         raise SpecError(words, field=implementation.name)
 
 
+def dropped_by(implementation: Implementation, problem: Values, tunables: Values) -> Constraint | None:
+    """Why a point is not in the space here: its library is not installed, or the constraint that it breaks."""
+    return missing_library(implementation) or broken(implementation, problem, tunables)
+
+
+def missing_library(implementation: Implementation) -> Constraint | None:
+    """The rule that all of an implementation breaks whose package is not installed; None if there is none."""
+    absent = absence(implementation)
+    if absent is None:
+        return None
+    return Constraint(f"{implementation.package}_installed", f"{implementation.name}: {absent}", lambda point: False)
+
+
 def points(implementation: Implementation) -> Iterator[Values]:
     """Every combination of tunables, the last one varying fastest.
 
@@ -129,18 +147,25 @@ def expand(spec: KernelSpec, arch: Arch, problem: Values, implementation: str | 
     """All variants of `spec` for a complete `problem` on `arch`, in the order of the declaration."""
     variants: list[Variant] = []
     removed: dict[str, int] = {}
+    reasons: dict[str, str] = {}
     total = 0
-    for candidate in implementations_on(spec, arch, implementation):
+    candidates = implementations_on(spec, arch, implementation)
+    for candidate in candidates:
         check_size(candidate)
         holds = functools.partial(_holds, candidate)
-        for found in pruning.walk(candidate.tunables, candidate.constraints, problem, holds):
+        missing = missing_library(candidate)
+        rules = candidate.constraints if missing is None else (missing,)
+        for found in pruning.walk(candidate.tunables, rules, problem, holds):
             if isinstance(found, pruning.Kept):
                 total += 1
                 variants.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, found.tunables))
             else:
+                rule = found.constraint
                 total += found.count
-                removed[found.constraint.name] = removed.get(found.constraint.name, 0) + found.count
-    return Expansion(tuple(variants), total, removed)
+                removed[rule.name] = removed.get(rule.name, 0) + found.count
+                reasons.setdefault(rule.name, rule.why)
+    absent = tuple(rule.why for rule in map(missing_library, candidates) if rule is not None)
+    return Expansion(tuple(variants), total, removed, reasons, absent)
 
 
 def named(variants: Sequence[Variant], ids: Sequence[str]) -> list[Variant]:
@@ -161,12 +186,19 @@ def named(variants: Sequence[Variant], ids: Sequence[str]) -> list[Variant]:
 
 def default_variant(spec: KernelSpec, arch: Arch, problem: Values) -> Variant | None:
     """The variant that serves a problem nobody has tuned: the first allowed default that fits."""
+    return next(iter(default_variants(spec, arch, problem)), None)
+
+
+def default_variants(spec: KernelSpec, arch: Arch, problem: Values) -> list[Variant]:
+    """Of each implementation in turn the first default that is allowed and fits."""
+    found: list[Variant] = []
     for candidate in implementations_on(spec, arch):
         for tunables in candidate.defaults:
             frozen = Values(tunables)
-            if broken(candidate, problem, frozen) is None and misfit(candidate, arch, problem, frozen) is None:
-                return identity.variant(spec.name, spec.version, candidate.name, arch.name, frozen)
-    return None
+            if dropped_by(candidate, problem, frozen) is None and misfit(candidate, arch, problem, frozen) is None:
+                found.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, frozen))
+                break
+    return found
 
 
 def declared_footprint(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> Footprint:
@@ -181,10 +213,10 @@ def declared_footprint(implementation: Implementation, arch: Arch, problem: Valu
     if not isinstance(footprint, Footprint):
         words = f"it returned {type(footprint).__name__}, not a Footprint"
         raise _mistake(words, implementation, "footprint", point)
-    for field in dataclasses.fields(footprint):
-        need = getattr(footprint, field.name)
-        if need is not None and (type(need) is not int or need < 0):
-            raise _mistake(f"{field.name} is {need!r}, not an int from 0", implementation, "footprint", point)
+    for need in dataclasses.fields(footprint):
+        value = getattr(footprint, need.name)
+        if value is not None and (type(value) is not int or value < 0):
+            raise _mistake(f"{need.name} is {value!r}, not an int from 0", implementation, "footprint", point)
     return footprint
 
 
@@ -234,11 +266,13 @@ def compile_key(
     """The compile key of `variant` for a complete `problem`: what its artifact is stored under.
 
     `sources` is the :func:`identity.fingerprint` of the implementation's build function,
-    taken here where it isn't given; `tools` as for :func:`identity.compile_key`; `options`
-    is added to the implementation's own compile options.
+    taken here where it isn't given; `tools` are the versions that count, where they are not those
+    installed here; `options` is added to the implementation's own compile options.
     """
     implementation = spec.implementation(variant.implementation)
     if sources is None:
         sources = identity.fingerprint(implementation.build)
     together = f"{implementation.compile_options} {options}".strip() if options else implementation.compile_options
+    if tools is None:
+        tools = tools_of(implementation)
     return identity.compile_key(variant, spec.static(problem), sources, together, tools)

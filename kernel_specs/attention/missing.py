@@ -1,4 +1,4 @@
-"""What an attention kernel may not have yet: each feature's name, words and problems, for one rule each.
+"""What an attention kernel may not have (yet): each feature's name, words and problems, for one rule each.
 
 A space's module lists what its kernel lacks: ``*not_yet("sm90", "sink", "varlen")``. To add a feature to a kernel,
 build it and take its word off that list.
@@ -22,12 +22,22 @@ FEATURES: dict[str, tuple[str, Predicate]] = {
     "gather": ("gathered source", lambda v: v.gather),
     "paged": ("paged keys", lambda v: v.page > 0),
     "varlen": ("packed sequences", lambda v: v.varlen),
+    "merge": ("unnormalised outputs for merging", lambda v: not v.normalize),
 }
 
 
 def not_yet(kernel: str, *features: str) -> tuple[Constraint, ...]:
     """A rule ``not_yet_<feature>`` for each feature that a kernel lacks."""
     return tuple(_rule(kernel, feature, *FEATURES[feature]) for feature in features)
+
+
+def never(library: str, *features: str) -> tuple[Constraint, ...]:
+    """A rule ``no_<feature>`` for each feature that somebody else's library does not offer."""
+    return tuple(_absent(library, feature, *FEATURES[feature]) for feature in features)
+
+
+def _absent(library: str, feature: str, words: str, needs: Predicate) -> Constraint:
+    return Constraint(f"no_{feature}", f"{library} has no {words}", lambda v: not needs(v))
 
 
 def _rule(kernel: str, feature: str, words: str, needs: Predicate) -> Constraint:

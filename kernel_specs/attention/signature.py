@@ -125,6 +125,12 @@ SIGNATURE = (
     ScalarArg("max_t", default=lambda p: p.t, dtype="int32", when=_varlen),
 )
 
+
+def argument_names(p: Values) -> tuple[str, ...]:
+    """The names of a problem's arguments, in call order; its static axes are enough."""
+    return tuple(argument.name for argument in SIGNATURE if argument.when is None or argument.when(p))
+
+
 RULES = (
     Constraint("heads_divide", "heads must be a multiple of kv_heads", lambda p: p.heads % p.kv_heads == 0),
     Constraint(

@@ -50,7 +50,7 @@ def test_symbols_are_unique_per_key():
 
 
 def test_an_unknown_backend():
-    with pytest.raises(UserError, match=r"unknown backend 'triton' \(known: cutedsl, host\)"):
+    with pytest.raises(UserError, match=r"unknown backend 'triton' \(known: cutedsl, host, library\)"):
         backend("triton")
 
 

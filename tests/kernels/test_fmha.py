@@ -32,8 +32,12 @@ def problem(head_dim: int, heads: tuple[int, int] = (128, 1), **more: Any) -> Va
 
 
 def fitting(arch: str, p: Values) -> list[Variant]:
-    """The variants of a problem that are within the architecture's budget by declaration."""
-    return [v for v in expand(SPEC, ARCHES[arch], p).variants if declared(v, p).misfit(ARCHES[arch]) is None]
+    """The variants of kernels of our own that are within the architecture's budget by declaration."""
+    return [
+        v
+        for v in expand(SPEC, ARCHES[arch], p).variants
+        if not SPEC.implementation(v.implementation).is_library and declared(v, p).misfit(ARCHES[arch]) is None
+    ]
 
 
 def declared(variant: Variant, p: Values) -> Footprint:

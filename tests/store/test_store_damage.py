@@ -315,7 +315,10 @@ def test_an_older_schema_is_read_where_it_cannot_be_migrated(database):
         row |= {"uid": "u", "recorded_at": "2026-01-01T00:00:00Z", "problem_key": "x"}
         del row["windows"]
         store.execute(lambda db: db["trials"].insert({**row, "environment": writing.environment_id(db, H200)}))
-        store.put_winner(make_winner())
+        won = {**rows.winner_row(make_winner()), **writing.winner_key(make_winner()), "uid": "w", "current": 1}
+        won["recorded_at"] = row["recorded_at"]
+        del won["library"]
+        store.execute(lambda db: db["winners"].insert({**won, "environment": writing.environment_id(db, H200)}))
     before = database.read_bytes()
     assert read_winners(database, "fmha", "sm_90a") == [make_winner()]
     (trial,) = read_records(database).trials

@@ -1,6 +1,6 @@
 """Backends: who turns what a spec's ``build`` returns into an artifact.
 
-A backend is named by its implementation (``cutedsl``, ``host``) and imported only
+A backend is named by its implementation (``cutedsl``, ``host``, ``library``) and imported only
 when asked for: this module imports nothing heavy.
 """
 
@@ -17,7 +17,7 @@ from tunekit.errors import UserError
 from tunekit.model import Footprint, Status, Values, to_json
 from tunekit.spec import Build, Implementation
 
-BACKENDS = ("cutedsl", "host")
+BACKENDS = ("cutedsl", "host", "library")
 SYMBOL_DIGITS = 24
 # Where under a request's out_dir the CuTeDSL backend's PTX appears when ptxas begins.
 DUMP_PREFIX = "dump-"
@@ -69,7 +69,7 @@ class CompileReport:
     """How a compile ended, as a backend saw it.
 
     `traced` and `compiled` are the footprints read from the IR and from the machine
-    code; `facts` more of the latter; `files` maps roles (``so``, ``ptx``, ``cubin``)
+    code; `facts` more of the latter; `files` maps roles (``so``, ``ptx``, ``cubin``, ``library``)
     to paths in the request's `out_dir`.
     """
 
@@ -117,7 +117,7 @@ def symbol_of(compile_key: str) -> str:
 
 def refusal(implementation: Implementation, arch: Arch) -> str | None:
     """Why `implementation` must not be compiled for `arch`, in a sentence, or None."""
-    if (implementation.backend == "host") == arch.is_gpu:
+    if not implementation.is_library and (implementation.backend == "host") == arch.is_gpu:
         return f"{implementation.name} is for the {implementation.backend} backend, which can't build for {arch.name}"
     return implementation.unsupported(arch)
 

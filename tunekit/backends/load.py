@@ -1,4 +1,4 @@
-"""Loading an artifact: through tvm_ffi, with no compiler in the process."""
+"""Loading an artifact: a kernel through tvm_ffi, with no compiler in the process; or a library's function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tunekit.errors import TunekitError
+from tunekit.spec import KernelSpec
 
+LIBRARY_SUFFIX = ".library"
 CUDA_DIRECTORIES = ("cu13", "cu12")
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 # Elf64_Ehdr: e_ident, type, machine, version, entry, phoff, shoff, flags, ehsize, phentsize, phnum,
@@ -19,11 +21,35 @@ RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 ELF64_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 
 
-def load_artifact(so: Path, symbol: str) -> Callable[..., Any]:
-    """The function that `so` exports as `symbol`.
+def load_artifact(file: Path, symbol: str, spec: KernelSpec | None = None) -> Callable[..., Any]:
+    """The function that the shared object `file` exports as `symbol`; or the one that a library's entry tells of.
 
     It takes torch tensors (CUDA or CPU, as it was built for) and numbers in the
-    signature's order and returns None. It stays loaded for the process's life.
+    signature's order. It stays loaded for the process's life. `spec` is that of a library's
+    entry, where it is loaded already.
+
+    Raises:
+        TunekitError: the file can't be loaded, or exports no such function.
+    """
+    return load_library(file, spec) if file.suffix == LIBRARY_SUFFIX else load_kernel(file, symbol)
+
+
+def load_library(file: Path, spec: KernelSpec | None = None) -> Callable[..., Any]:
+    """The function of a library that the entry `file` tells of, its package imported.
+
+    Raises:
+        TunekitError: the entry can't be read, or the function not be made here.
+    """
+    from tunekit.backends.library.entry import Entry
+
+    try:
+        return Entry.of_bytes(file.read_bytes()).function(spec)
+    except (OSError, TunekitError) as error:
+        raise TunekitError(f"{file} can't be loaded: {error}") from error
+
+
+def load_kernel(so: Path, symbol: str) -> Callable[..., Any]:
+    """The function that `so` exports as `symbol`.
 
     Raises:
         TunekitError: the file can't be loaded, or exports no such function.

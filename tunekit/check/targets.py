@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tunekit import identity, space
+from tunekit import space
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.check import reference_kernel
 from tunekit.errors import SpecError, UserError
@@ -91,7 +91,11 @@ def select(
     if not problems:
         raise UserError(f"{spec.name} has no examples: name a problem (--problem axis=value ...)")
     targets: dict[tuple[str, Values], Target] = {}
-    notes: dict[str, None] = {}
+    notes = {
+        f"{spec.name}: {i.name} is a library's function: nothing is compiled": None
+        for i in spec.implementations
+        if i.is_library
+    }
     lost: dict[str, str] = {}
     for arch in _arches(spec, arches):
         for given in problems:
@@ -109,6 +113,8 @@ def select(
                 count = len(winners) - len(current)
                 notes[f"{count} winners that ship for {arch.name} are of another version of {spec.name}: unused"] = None
             for winner in current:
+                if winner.library:
+                    continue
                 gone = _gone(spec, winner)
                 if gone:
                     lost[name_of(winner.variant, spec.static(winner.problem))] = gone
@@ -193,8 +199,13 @@ def _arches(spec: KernelSpec, names: Sequence[str] | None) -> list[Arch]:
             None,
         )
         for implementation in spec.implementations
+        if not implementation.is_library
     ]
     return list(dict.fromkeys(arch for arch in firsts if arch is not None))
+
+
+def _is_library(spec: KernelSpec, variant: Variant) -> bool:
+    return spec.implementation(variant.implementation).is_library
 
 
 def _builds_for(backend: str, arch: Arch) -> bool:
@@ -206,28 +217,18 @@ def _variants(
 ) -> tuple[tuple[Variant, ...], str]:
     """The variants wanted for a problem; or none, and why."""
     if which == "default" and not only:
-        return _defaults(spec, arch, problem), "no default of the spec fits"
+        compiled = (v for v in space.default_variants(spec, arch, problem) if not _is_library(spec, v))
+        return tuple(compiled), "no default of the spec fits"
     expansion = space.expand(spec, arch, problem)
     kept = tuple(
         variant
         for variant in expansion.variants
-        if all(contains((value,), variant.tunables.get(name)) for name, value in (only or {}).items())
+        if not _is_library(spec, variant)
+        and all(contains((value,), variant.tunables.get(name)) for name, value in (only or {}).items())
         and space.misfit(spec.implementation(variant.implementation), arch, problem, variant.tunables) is None
     )
     wanted = f" with {Values(only)}" if only else ""
     return kept, f"no variant{wanted} fits ({expansion.blame()})"
-
-
-def _defaults(spec: KernelSpec, arch: Arch, problem: Values) -> tuple[Variant, ...]:
-    """Of each implementation the first default that is allowed and fits."""
-    found: list[Variant] = []
-    for candidate in space.implementations_on(spec, arch):
-        for tunables in candidate.defaults:
-            frozen = Values(tunables)
-            if space.broken(candidate, problem, frozen) is None and not space.misfit(candidate, arch, problem, frozen):
-                found.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, frozen))
-                break
-    return tuple(found)
 
 
 def _check_only(spec: KernelSpec, only: Mapping[str, Value] | None) -> None:

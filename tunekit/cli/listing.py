@@ -46,11 +46,13 @@ def listing(
         misfits = sum(1 for point in points if not point.fits)
         if as_json:
             variants = [{"variant": p.variant, "footprint": p.footprint, "misfit": p.misfit} for p in points]
-            counts = {"total": expansion.total, "dropped": expansion.removed}
+            counts = {"total": expansion.total, "dropped": expansion.removed, "absent": list(expansion.absent)}
             results.append({"problem": problem, "arch": chosen.name, **counts, "variants": variants})
             continue
         out.heading(f"{loaded.name} on {chosen.name} ({why}): {problem}")
         out.line(f"  {expansion.blame()}" + (f"; {misfits} can't fit" if misfits else ""))
+        for absent in expansion.absent:
+            out.line(f"  {absent}")
         rows = [
             (
                 point.variant.id,
@@ -115,7 +117,12 @@ def _spec_json(spec: KernelSpec) -> dict[str, Any]:
             for a in spec.axes
         ],
         "implementations": [
-            {"name": i.name, "backend": i.backend, "tunables": {t.name: t.values for t in i.tunables}}
+            {
+                "name": i.name,
+                "backend": i.backend,
+                "package": i.package or None,
+                "tunables": {t.name: t.values for t in i.tunables},
+            }
             for i in spec.implementations
         ],
         "examples": list(spec.examples),

@@ -27,6 +27,7 @@ class Reading:
     reason: str
     probe: Probe
     seconds: float | None = None
+    library: bool = False
 
     @property
     def good(self) -> bool:
@@ -35,6 +36,8 @@ class Reading:
     def verdict(self) -> str:
         if self.status != "ok":
             return f"{self.status}: {self.reason.strip().partition(chr(10))[0]}"
+        if self.library:
+            return "a library's function: nothing to trace"
         known = [name for name, reading in self.probe.readings().items() if reading != Footprint()]
         verb = {0: "nothing is known", 1: f"{''.join(known)} only"}.get(len(known), f"{', '.join(known)} agree")
         return "; ".join(self.probe.disagreements()) or verb
@@ -48,6 +51,7 @@ class Reading:
             **self.probe.readings(),
             "disagreements": self.probe.disagreements(),
             "seconds": self.seconds,
+            "library": self.library,
         }
 
 
@@ -78,7 +82,7 @@ def probe(
 ) -> int:
     """Compare declared, traced and compiled footprints.
 
-    Variants whose declared footprint can't fit are not traced. Exit status 1: a
+    Variants whose declared footprint can't fit are not traced, nor is what a library launches. Exit status 1: a
     reading failed, or two disagree.
     """
     if back_end and declared_only:
@@ -94,7 +98,7 @@ def probe(
     for problem in problems(loaded, problem_texts, None):
         points = [p for p in all_points(loaded, chosen, problem, implementation) if p.dropped_by is None]
         points = select(points, variant_ids)
-        fitting = [] if declared_only else [point for point in points if point.fits]
+        fitting = [] if declared_only else [point for point in points if point.fits and not point.library]
         readings = {p.variant.id: _declared(p) for p in points}
         readings |= _traced(loaded, spec, problem, fitting, settings, back_end)
         ordered = [readings[point.variant.id] for point in points]
@@ -113,7 +117,7 @@ def probe(
 
 def _declared(point: Point) -> Reading:
     status = "ok" if point.misfit is None else "over_budget"
-    return Reading(point.variant, status, point.misfit or "", Probe(point.footprint))
+    return Reading(point.variant, status, point.misfit or "", Probe(point.footprint), library=point.library)
 
 
 def _traced(

@@ -17,6 +17,7 @@ from tunekit.progress import SweepEvent
 from tunekit.report import Printer, progress_display
 from tunekit.space import default_variant, implementations_on
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
+from tunekit.spec.packages import installed
 
 EXIT_NOT_MODELLED = 3
 LINE_INFO = "--generate-line-info"
@@ -112,6 +113,10 @@ def simulate(
     with progress_display(sys.stderr) as on_event, Simulator() as simulator:
         for problem in problems(loaded, problem_texts, None):
             variants = _variants(loaded, chosen, problem, implementation, variant_ids, tunable_texts)
+            for variant in variants:
+                library = installed(loaded.implementation(variant.implementation))
+                if library:
+                    raise UserError(f"{variant} is a function of {library}: there is no compiled kernel to simulate")
             for variant, found in _compiled(
                 loaded, absolute_reference(spec), problem, variants, LINE_INFO if line_info else "", settings, on_event
             ):

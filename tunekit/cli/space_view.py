@@ -14,12 +14,16 @@ from tunekit.spec import Constraint, KernelSpec
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of tunables: the constraint that drops it, or its footprint and why that can't fit."""
+    """One combination of tunables: the constraint that drops it, or its footprint and why that can't fit.
+
+    `library`: it is a package's function, of which there is no footprint.
+    """
 
     variant: Variant
     dropped_by: Constraint | None
     footprint: Footprint
     misfit: str | None
+    library: bool = False
 
     @property
     def fits(self) -> bool:
@@ -30,6 +34,8 @@ class Point:
         """Whether the declared footprint fits, in a few words."""
         if self.misfit is not None:
             return f"can't fit: {self.misfit}"
+        if self.library:
+            return "a library's function"
         return "fits" if self.footprint != Footprint() else "not declared: tracing tells"
 
 
@@ -44,12 +50,12 @@ def all_points(spec: KernelSpec, arch: Arch, problem: Values, implementation: st
     for candidate in space.implementations_on(spec, arch, implementation):
         for tunables in space.points(candidate):
             variant = identity.variant(spec.name, spec.version, candidate.name, arch.name, tunables)
-            constraint = space.broken(candidate, problem, tunables)
+            constraint = space.dropped_by(candidate, problem, tunables)
             if constraint is None:
                 footprint = space.declared_footprint(candidate, arch, problem, tunables)
-                found.append(Point(variant, None, footprint, footprint.misfit(arch)))
+                found.append(Point(variant, None, footprint, footprint.misfit(arch), candidate.is_library))
             else:
-                found.append(Point(variant, constraint, Footprint(), None))
+                found.append(Point(variant, constraint, Footprint(), None, candidate.is_library))
     return found
 
 

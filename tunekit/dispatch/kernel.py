@@ -231,6 +231,8 @@ class Kernel:
         return None, lacks
 
     def _compile(self, candidate: Candidate, problem: Values, lacks: str) -> tuple[Artifact | None, str]:
+        if self.spec.implementation(candidate.variant.implementation).is_library:
+            return None, lacks  # there is nothing to compile
         key = self._library.present_key(candidate, problem)
         if self._compiler is None:
             self._counts["would_compile"] += 1

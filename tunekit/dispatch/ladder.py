@@ -18,7 +18,7 @@ from tunekit.errors import SpecError, UserError
 from tunekit.model import Environment, Level, Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.spec.axes import contains
-from tunekit.store.standing import differences, missing_identity
+from tunekit.store.standing import differences, missing_identity, other_version
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def make_table(
             if problem is None:
                 unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
             else:
-                strange = _strange(winner, here, protocols)
+                strange = _strange(spec, winner, here, protocols)
                 known.append(Known(winner, problem, spec.bucket(problem), spec.derived(problem), strange))
         return tuple(known)
 
@@ -106,7 +106,7 @@ def steps(table: Table, problem: Values) -> Iterator[Candidate | Miss]:
     yield from _level(Level.NEAREST, rest, "nothing else was measured with the same static axes")
     shipped, refused = _matches(table, table.shipped, problem)
     yield from _level(Level.SHIPPED, shipped, "no shipped result has the same static axes" + refused)
-    yield _default(table, problem)
+    yield from _defaults(table, problem)
 
 
 T = TypeVar("T")
@@ -163,12 +163,16 @@ def usable(spec: KernelSpec, arch: str, winner: Winner) -> tuple[Values | None, 
         return None, str(error)
 
 
-def _strange(winner: Winner, here: Environment, protocols: frozenset[str] | None) -> str:
-    """How a winner's environment and protocol differ from the present ones, in words; empty if they don't."""
+def _strange(spec: KernelSpec, winner: Winner, here: Environment, protocols: frozenset[str] | None) -> str:
+    """How a winner's environment, library and protocol differ from the present ones, in words; empty if they don't."""
     there = winner.environment
     if here.cutlass_dsl is None:  # no compiler here, so none that could differ
         here = replace(here, cutlass_dsl=there.cutlass_dsl)
     strange = differences(there, here)
+    implementation = spec.implementation(winner.variant.implementation)
+    if implementation.is_library:
+        unknown = "" if winner.library else f"the record does not say which version of {implementation.package} it was"
+        strange += filter(None, [unknown, other_version(winner)])
     if protocols is not None and winner.protocol not in protocols:
         strange.append(f"protocol '{winner.protocol}', not comparable with this version's")
     return "; ".join(strange)
@@ -213,8 +217,7 @@ def explain_no_kernel(spec: KernelSpec, arch: str, problem: Values) -> str:
             return f"{expansion.blame()}; the rest don't fit: {misfits[0]}"
         fitting = sum(misfit is None for misfit in misfits)
         return f"{fitting} of {expansion.total} variants could serve, but none that may be picked is compiled"
-    reasons = {c.name: c.why for i in spec.implementations for c in i.constraints}
-    why = "; ".join(f"{name}: {reasons[name]}" for name in expansion.removed)
+    why = "; ".join(f"{name}: {why}" for name, why in expansion.reasons.items())
     return f"{expansion.blame()} ({why})" if why else expansion.blame()
 
 
@@ -291,11 +294,20 @@ def _apart(distance: float) -> str:
     return f"sizes {ratio:.3g}x apart" if ratio < 1000 else "sizes over 1000x apart"
 
 
-def _default(table: Table, problem: Values) -> Candidate | Miss:
+def _defaults(table: Table, problem: Values) -> Iterator[Candidate | Miss]:
+    """The spec's default; and those of its libraries, which serve without a compile."""
     try:
-        variant = space.default_variant(table.spec, parse_arch(table.arch), problem)
+        defaults = space.default_variants(table.spec, parse_arch(table.arch), problem)
     except UserError as error:
-        return Miss(Level.DEFAULT, str(error))
-    if variant is None:
-        return Miss(Level.DEFAULT, "no default of the spec can serve it")
-    return Candidate(Level.DEFAULT, "the spec's default: nothing measured serves this problem", variant)
+        yield Miss(Level.DEFAULT, str(error))
+        return
+    if not defaults:
+        yield Miss(Level.DEFAULT, "no default of the spec can serve it")
+    for variant in defaults:
+        if variant is defaults[0]:
+            why = "the spec's default: nothing measured serves this problem"
+        elif table.spec.implementation(variant.implementation).is_library:
+            why = "a library's default: nothing measured serves this problem, and the spec's default is not compiled"
+        else:
+            continue
+        yield Candidate(Level.DEFAULT, why, variant)

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tunekit import identity, space
+from tunekit.arch import parse_arch
+from tunekit.backends import symbol_of
+from tunekit.backends.library.entry import make
 from tunekit.backends.load import load_artifact
 from tunekit.dispatch.ladder import Candidate
 from tunekit.model import Artifact, Values, Variant, Winner
-from tunekit.spec import KernelSpec
+from tunekit.spec import Build, Implementation, KernelSpec
+from tunekit.spec.packages import absence, installed
 from tunekit.store.artifacts import ArtifactStore
 
 Function = Callable[..., Any]
@@ -27,6 +31,9 @@ class Library:
     sources are the ones that it was compiled from; after an edit, what the present
     sources compile to is wanted. The compiler's version may differ: that makes the
     winner a fallback (see ladder), not wrong.
+
+    What is a function of an installed package needs nothing of the store: it is made
+    of the spec, in this process, when it is first served.
     """
 
     def __init__(self, spec: KernelSpec, store: ArtifactStore) -> None:
@@ -35,6 +42,8 @@ class Library:
         self._sources: dict[str, str] = {}
         self._keys: dict[tuple[Variant, Values], str] = {}
         self._found: dict[str, Artifact] = {}
+        self._functions: dict[str, tuple[Implementation, Build]] = {}
+        """Of what package functions are made, by key."""
         self._ruled_out: dict[str, str] = {}
         """Keys not to look for again, and why: they failed, or (empty) the store did not have them."""
 
@@ -50,6 +59,9 @@ class Library:
     def find(self, candidate: Candidate, problem: Values) -> tuple[Artifact | None, str]:
         """The artifact that serves a candidate; or None and why there is none."""
         present = self.present_key(candidate, problem)
+        implementation = self.spec.implementation(candidate.variant.implementation)
+        if implementation.is_library:
+            return self._function(present, implementation, candidate.variant, problem)
         keys = [present]
         why = "its artifact is not in the store"
         winner = candidate.winner
@@ -73,16 +85,30 @@ class Library:
         """The function of an artifact, loaded once per process.
 
         Raises:
-            TunekitError: the shared object can't be loaded.
+            TunekitError: the shared object can't be loaded, or the package's function not be made.
         """
         function = _loaded.get(artifact.key)
         if function is None:
             with _loading:
                 function = _loaded.get(artifact.key)
                 if function is None:
-                    function = load_artifact(self.store.path(artifact), artifact.symbol)
+                    if artifact.key in self._functions:
+                        function = make(*self._functions[artifact.key])
+                    else:
+                        function = load_artifact(self.store.path(artifact), artifact.symbol)
                     _loaded[artifact.key] = function
         return function
+
+    def _function(
+        self, key: str, implementation: Implementation, variant: Variant, problem: Values
+    ) -> tuple[Artifact | None, str]:
+        """What stands for a package's function; or None and why there is none."""
+        lacks = absence(implementation) or self._ruled_out.get(key)
+        if lacks:
+            return None, lacks
+        build = Build(parse_arch(variant.arch), self.spec.static(problem), variant.tunables)
+        self._functions[key] = implementation, build
+        return Artifact(key, symbol_of(key), Values(), facts=Values(library=installed(implementation))), ""
 
     def is_loaded(self, artifact: Artifact) -> bool:
         return artifact.key in _loaded

@@ -22,6 +22,8 @@ from tunekit.store.winners import read_winners
 
 logger = logging.getLogger("tunekit")
 
+HOST = parse_arch("host")
+
 
 def best(spec: str | KernelSpec, arch: str | None = None, device: int = 0, **problem: Value) -> Choice:
     """What dispatch would pick for a problem, and why.
@@ -71,7 +73,7 @@ def look_up(
 
 def arch_here(spec: KernelSpec, here: Environment, device: int) -> str:
     """The architecture that a lookup without one means: the GPU's, or the host for a spec of host kernels."""
-    if all(implementation.backend == "host" for implementation in spec.implementations):
+    if all(implementation.unsupported(HOST) is None for implementation in spec.implementations):
         return "host"
     if here.arch is None:
         found = f"CUDA device {device} ({here.gpu}) is of no known architecture" if here.gpu else "there is no GPU here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import Any
 import torch
 
 from tunekit.environment import environment
-from tunekit.measure.device import Device
+from tunekit.measure.device import Device, first_line
 from tunekit.measure.final import Taken, heat, race, rejections
 from tunekit.measure.gpu_state import GpuMonitor, GpuState
 from tunekit.measure.inputs import Arguments
-from tunekit.measure.job import RunJob
+from tunekit.measure.job import RunJob, first_phase
 from tunekit.measure.protocol import Method, Stage, clocks_word, protocol
 from tunekit.measure.statistics import usable
 from tunekit.measure.timing import (
@@ -30,7 +31,7 @@ from tunekit.measure.timing import (
     timer,
 )
 from tunekit.measure.verify import Case, Oracle, wrong_outputs
-from tunekit.model import Outcome, Status, Values
+from tunekit.model import Outcome, Status, Values, Variant
 from tunekit.model import Stage as PipelineStage
 from tunekit.spec import KernelSpec
 from tunekit.spec.inputs import draw
@@ -109,7 +110,7 @@ class Bench:
             WrongInFinal: a finalist's results were wrong; the others' windows are void.
         """
         begin = time.monotonic()
-        racers = self._racers(finalists, cold)
+        racers, not_captured = self._racers(finalists, cold)
         heat_s = heat(racers)
         windows = race(racers, rounds)
         outcomes: dict[str, Outcome] = {}
@@ -118,7 +119,10 @@ class Bench:
             if wrong:
                 raise WrongInFinal(racer.id, wrong)
             own = [window for window in windows if window.id == racer.id]
-            outcomes[racer.id] = self._of_windows(racer, own, windows, cold, heat_s, time.monotonic() - begin)
+            outcome = self._of_windows(racer, own, windows, cold, heat_s, time.monotonic() - begin)
+            if not_captured:
+                outcome = dataclasses.replace(outcome, facts=outcome.facts.merged({"not_captured": not_captured}))
+            outcomes[racer.id] = outcome
         return outcomes
 
     def _of_windows(
@@ -160,24 +164,30 @@ class Bench:
             windows=windows,
         )
 
-    def _racers(self, finalists: Sequence[Loaded], cold: bool) -> list[Racer]:
-        """The finalists with private argument copies, first calls made; one method for all."""
+    def _racers(self, finalists: Sequence[Loaded], cold: bool) -> tuple[list[Racer], str]:
+        """The finalists with private argument copies, first calls made; one method for all.
+
+        The second value says whose calls no CUDA graph can hold, so that events time all; else it is empty.
+        """
         clock = self._timer(cold)
         free = self._device.free_bytes()
         share = None if free is None else int(FINAL_MEMORY_SHARE * free / max(1, len(finalists)))
         racers = [self._racer(loaded, cold, clock, share) for loaded in finalists]
         short = all(racer.estimate_us < GRAPH_LIMIT_US for racer in racers)
         method: Method = ("cuda_graph" if short else "events") if self._device.is_gpu else "perf_counter"
+        trying: Variant | None = None
         try:
             for racer in racers:
+                trying = racer.loaded.job.variant
                 racer.prepare(clock, method)
-        except RuntimeError:
+        except RuntimeError as error:
             # Some launch can't be captured (it synchronises or allocates): events serve all.
             if method != "cuda_graph" or self._device.fault():
                 raise
             for racer in racers:
                 racer.prepare(clock, "events")
-        return racers
+            return racers, f"{trying}: {first_line(error)}"
+        return racers, ""
 
     def _racer(self, loaded: Loaded, cold: bool, clock: Timer, share_bytes: int | None) -> Racer:
         self._report("prepare", loaded.id, "argument copies")
@@ -201,8 +211,9 @@ class Bench:
         """A call for each copy, made once: whatever loads lazily is loaded now."""
         calls = [_bind(loaded.function, arguments) for arguments in copies]
         self._device.synchronize()
+        first = first_phase(loaded.spec.implementation(loaded.job.variant.implementation))
         for call in calls:
-            self._report("run", loaded.id, "first call")
+            self._report(first if call is calls[0] else "run", loaded.id, "first call")
             call()
             self._device.synchronize()
         return calls

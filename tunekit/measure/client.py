@@ -20,6 +20,8 @@ from tunekit.model import Outcome, Stage, Status, Values
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
 
 PREPARE_LIMIT_S = 600.0
+# Of the first call of a library, which may compile what it runs.
+FIRST_CALL_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,9 @@ class MeasuringWorker:
     The child starts with the first request; one thread at a time may ask.
 
     `device` is a CUDA index or ``"host"``. `run_limit_s` bounds each launch and each timed
-    window; loading, inputs and the oracle have `prepare_limit_s` a step. On a GPU every
-    request takes its turn with other tuners (see lock); `on_wait` hears when that takes time.
+    window (but a library's first call has 300 s); loading, inputs and the oracle have
+    `prepare_limit_s` a step. On a GPU every request takes its turn with other tuners (see
+    lock); `on_wait` hears when that takes time.
 
     A fault is blamed on a variant only if it shows in a process that ran nothing else
     before: in a used process the request is repeated in a fresh one. If it does not
@@ -63,7 +66,8 @@ class MeasuringWorker:
         self.device = device
         self.run_limit_s = run_limit_s
         self.late_faults: list[LateFault] = []
-        self._limits_s = {"prepare": prepare_limit_s, "check": prepare_limit_s, "run": run_limit_s}
+        first_s = max(run_limit_s, FIRST_CALL_LIMIT_S)
+        self._limits_s = {"prepare": prepare_limit_s, "check": prepare_limit_s, "first": first_s, "run": run_limit_s}
         self._on_wait = on_wait
         self._lock: Path | None = None
         self._child: Child | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from tunekit.errors import UserError
 from tunekit.measure.statistics import usable
 from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, to_json
+from tunekit.spec import Implementation
 
 # The fact of a failed outcome that memory ran out: how much was free is not the variant's doing.
 OUT_OF_MEMORY = "out_of_memory"
@@ -19,7 +20,7 @@ class RunJob:
     """One variant to run on one problem.
 
     `spec` is what ``load_spec`` takes (an absolute path for files), `problem` is
-    complete, `so` the artifact's path and `symbol` its exported function.
+    complete, `so` the artifact's path (of a library: its entry's) and `symbol` its exported function.
     """
 
     spec: str
@@ -41,6 +42,11 @@ class RunJob:
 
     def __str__(self) -> str:
         return f"{self.variant} [{self.variant.id}] on {self.problem}"
+
+
+def first_phase(implementation: Implementation) -> str:
+    """The phase of a first call: a library may compile then, which is not the time of its kernel."""
+    return "first" if implementation.is_library else "run"
 
 
 def outcome_from_payload(payload: Mapping[str, Any]) -> Outcome:

@@ -12,6 +12,7 @@ import torch
 from tunekit.errors import SpecError
 from tunekit.measure.device import Device, is_out_of_memory
 from tunekit.measure.inputs import Arguments
+from tunekit.measure.job import first_phase
 from tunekit.model import Outcome, Stage, Status, Values, Variant
 from tunekit.oracle.judge import Figures, judge, region
 from tunekit.oracle.patterns import bits, poison
@@ -23,7 +24,7 @@ from tunekit.spec.inputs import draw
 LAUNCHES = 2
 ORACLE_CACHE_BYTES = 2 * 2**30
 
-# Called with a phase ("prepare", "run", "check") and what is being done, in words.
+# Called with a phase ("prepare", "first", "run", "check") and what is being done, in words.
 Phase = Callable[[str, str], None]
 
 
@@ -141,10 +142,11 @@ class Verifier:
         arguments = Arguments(spec, case.problem, inputs, self._device.torch, variant=variant)
         wanted = self.oracle.outputs(reference, spec, case, inputs).to(self._device.torch)
         first: dict[str, torch.Tensor] = {}
+        first_launch = first_phase(spec.implementation(variant.implementation))
         for launch in range(1, LAUNCHES + 1):
             arguments.reset(launch)
             self._device.synchronize()
-            phase("run", f"launch {launch} on {case}")
+            phase("run" if launch > 1 else first_launch, f"launch {launch} on {case}")
             function(*arguments.call)
             self._device.synchronize()
             phase("check", f"launch {launch} on {case}")

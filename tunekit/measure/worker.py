@@ -150,7 +150,7 @@ class Worker:
         self._report("prepare", job.variant.id, "loading")
         spec = load_spec(job.spec)
         job = dataclasses.replace(job, problem=spec.problem(job.problem))  # so that its text is short again
-        return Loaded(job, spec, load_artifact(Path(job.so), job.symbol))
+        return Loaded(job, spec, load_artifact(Path(job.so), job.symbol, spec))
 
     def _guarded(
         self, jobs: Mapping[str, RunJob], stage: Stage, action: Callable[[], Result]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ from tunekit.spec.axes import (
     unknown,
 )
 
+# The name of a distribution, as package indexes take it (PEP 508).
+DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 WORKSPACE = "workspace"
 """What messages call an implementation's scratch tensor."""
 
@@ -52,9 +55,11 @@ class Implementation:
 
     `requires` names the architecture features that it needs (see arch.py);
     `backend` is who compiles what `build(Build)` returns: for ``cutedsl`` the
-    pair (``@cute.jit`` callable, compile arguments), for ``host`` the C source. `footprint` is arithmetic
-    over problem + tunables, or None if only tracing can tell. `defaults` are
-    tried in order: a problem's default is the first that its constraints allow.
+    pair (``@cute.jit`` callable, compile arguments), for ``host`` the C source, for ``library`` a Python
+    function of `package`, which takes the signature's arguments (and runs on the host only if ``host`` is
+    required). `package` is the distribution that must be installed, `install` what pip is told to install
+    it, where that is another name. `footprint` is arithmetic over problem + tunables, or None if only
+    tracing can tell. `defaults` are tried in order: a problem's default is the first that its constraints allow.
     `workspace`, of the same values, gives the float32 elements of a scratch tensor that the artifact
     takes after the signature's arguments; where it is 0 there is no such argument, which may depend on
     static axes and tunables only. What a call finds in it is undefined.
@@ -69,6 +74,8 @@ class Implementation:
     footprint: Callable[[Any, Arch], Footprint] | None = None
     backend: str = "cutedsl"
     compile_options: str = ""
+    package: str = ""
+    install: str = ""
     workspace: Callable[[Any, Arch], int] | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +90,7 @@ class Implementation:
         check_unique(self.constraints, "constraints")
         if not callable(self.build):
             raise SpecError("build must be a function", field="build")
+        self._check_package()
         if self.workspace is not None and not callable(self.workspace):
             raise SpecError("workspace must be a function of (values, arch)", field="workspace")
         if isinstance(self.defaults, Mapping):
@@ -91,6 +99,22 @@ class Implementation:
             raise SpecError("there must be at least one default", field="defaults")
         frozen = tuple(self._checked_default(default) for default in self.defaults)
         object.__setattr__(self, "defaults", frozen)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether this is a function of an installed package: nothing is compiled."""
+        return self.backend == "library"
+
+    def _check_package(self) -> None:
+        if not self.is_library:
+            if self.package or self.install:
+                raise SpecError("only an implementation of backend 'library' names a package", field="package")
+            return
+        if not DISTRIBUTION.fullmatch(self.package):
+            raise SpecError(f"package is {self.package!r}; a library names its distribution", field="package")
+        if self.footprint is not None or self.compile_options:
+            what = "footprint" if self.footprint is not None else "compile_options"
+            raise SpecError("means nothing for a library: what it launches is its own affair", field=what)
 
     def _checked_default(self, default: Mapping[str, Value]) -> Values:
         by_name = {tunable.name: tunable for tunable in self.tunables}
@@ -109,10 +133,11 @@ class Implementation:
         """Why this can't run on `arch`, in a sentence, or None."""
         missing = sorted(self.requires - arch.features)
         if not missing:
-            builds = arch.is_gpu or self.backend == "host"
-            return (
-                None if builds else f"{self.name} is for the {self.backend} backend, which can't build for {arch.name}"
-            )
+            if arch.is_gpu or self.backend == "host" or (self.is_library and self.requires):
+                return None
+            if self.is_library:
+                return f"{self.name} does not say that it runs on {arch.name} (requires={{'{arch.name}'}})"
+            return f"{self.name} is for the {self.backend} backend, which can't build for {arch.name}"
         has = ", ".join(sorted(arch.features)) or "none"
         return f"{self.name} needs {', '.join(missing)}, which {arch.name} has not (it has {has})"
 

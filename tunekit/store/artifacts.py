@@ -102,12 +102,13 @@ class ArtifactStore:
         self._note_use(manifest)
         return artifact
 
-    def path(self, artifact: Artifact, role: str = "so") -> Path:
-        """Where an artifact's file of a role lies.
+    def path(self, artifact: Artifact, role: str = "") -> Path:
+        """Where an artifact's file of a role lies: of the one that is loaded, where none is named.
 
         Raises:
             DatabaseError: it has no such file.
         """
+        role = role or artifact.role
         if role not in artifact.files:
             raise DatabaseError(f"artifact {artifact.key} has no {role} (it has: {', '.join(artifact.files)})")
         return self._object(str(artifact.files[role]), role)

@@ -107,7 +107,12 @@ def windows(db: Any) -> None:
     db["trials"].add_column("windows", str)
 
 
-STEPS: tuple[Step, ...] = (sweeps_and_environments, trials, winners, known_bad, windows)
+def libraries(db: Any) -> None:
+    """Of a winner that is a library's function: the package and its version."""
+    db["winners"].add_column("library", str)
+
+
+STEPS: tuple[Step, ...] = (sweeps_and_environments, trials, winners, known_bad, windows, libraries)
 
 
 def check_ours(db: Any, path: object, steps: Sequence[Step] = STEPS) -> int:

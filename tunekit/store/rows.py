@@ -36,7 +36,7 @@ FOOTPRINT_COLUMNS = tuple(f.name for f in dataclasses.fields(Footprint))
 WINNER_COLUMNS = (
     *VARIANT_COLUMNS,
     *("problem", "bucket", "protocol", "artifact", "symbol", "median_us", "spread_us", "samples"),
-    *("runner_up", "margin", "confidence", "method", "tied", "source"),
+    *("runner_up", "margin", "confidence", "method", "tied", "source", "library"),
 )
 TRIAL_COLUMNS = (
     *VARIANT_COLUMNS,
@@ -202,6 +202,7 @@ def winner_row(winner: Winner) -> dict[str, Any]:
         "problem": dump(winner.problem, "problem"),
         "bucket": dump(winner.bucket, "bucket"),
         "tied": dump([text(item, "tied") for item in winner.tied], "tied"),
+        "library": text(winner.library, "library") or None,
         **_winner_fields(lambda name: getattr(winner, name)),
     }
 
@@ -237,6 +238,7 @@ def winner_of(row: Row, environment: Environment) -> Winner:
         bucket=values(row["bucket"], "bucket"),
         environment=environment,
         tied=tuple(text(item, "tied") for item in tied),
+        library=optional_text(row.get("library"), "library") or "",  # schema 5 has none
         **_winner_fields(row.__getitem__),
     )
 

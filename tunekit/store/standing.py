@@ -1,8 +1,9 @@
 """Whether a recorded number counts here: the fields that make two environments the same.
 
 A winner's key is spec, version, bucket, arch, GPU, driver, power limit, MIG,
-CUDA, CuTeDSL version and protocol. Torch, Python and tunekit don't change what
-a compiled kernel takes on a GPU, so they are recorded but not compared.
+CUDA, CuTeDSL version and protocol; of a library that won, also its version. Torch,
+Python and tunekit don't change what a compiled kernel takes on a GPU, so they are
+recorded but not compared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunekit.arch import ARCHES
+from tunekit.identity import distribution_version
 from tunekit.model import Environment, Winner
 
 GPU_FIELDS = ("gpu", "arch", "driver", "power_limit_w", "mig", "cuda")
@@ -46,6 +48,13 @@ def differences(recorded: Environment, here: Environment) -> list[str]:
     ]
 
 
+def other_version(winner: Winner) -> str:
+    """How the library that won differs from the one installed here; empty where it doesn't, or none is."""
+    package, _, version = winner.library.rpartition(" ")
+    here = distribution_version(package) if package else None
+    return "" if here in (None, version) else f"{winner.library}, here {here}"
+
+
 def is_gpu(arch: str) -> bool:
     """Whether `arch` is a GPU's; one that this version doesn't know is taken for one."""
     return arch not in ARCHES or ARCHES[arch].is_gpu
@@ -69,7 +78,7 @@ def classify(winner: Winner, environment: Environment, protocol: str, *, version
     lacking = missing_identity(winner.environment, winner.variant.arch)
     if lacking:
         return Standing("seed", lacking)
-    differing = differences(winner.environment, environment)
+    differing = list(filter(None, [*differences(winner.environment, environment), other_version(winner)]))
     if differing:
         return Standing("seed", f"measured elsewhere: {'; '.join(differing)}")
     if winner.protocol != protocol:

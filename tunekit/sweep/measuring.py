@@ -144,6 +144,7 @@ class Measurer:
             margin=decision.margin,
             method=decision.method,
             tied=decision.tied,
+            library=str(timed[id].compiled.facts.get("library", "")),
         )
 
 
@@ -163,10 +164,11 @@ def middle(times: Sequence[float]) -> float:
 
 
 def cheapness(compiled: Outcome) -> tuple[float, ...]:
-    """What decides a tie, least first: registers, shared memory, seconds of compiling."""
+    """What decides a tie, least first: whether it needs a library, registers, shared memory, seconds of compiling."""
     footprint = compiled.footprint
     seconds = sum(float(s) for s in compiled.seconds.values())
-    return (float(footprint.registers or 0), float(footprint.smem_bytes or 0), seconds)
+    library = float("library" in compiled.facts)
+    return (library, float(footprint.registers or 0), float(footprint.smem_bytes or 0), seconds)
 
 
 def incumbent_of(

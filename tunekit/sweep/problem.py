@@ -39,7 +39,8 @@ def candidates_of(
     """
     expansion = restrict(expand(spec, target.arch, problem, options.implementation), options.variants)
     if not expansion.variants:
-        raise UserError(f"{spec.name} has no valid variant for {problem} on {target.arch.name}: {expansion.blame()}")
+        why = "; ".join((expansion.blame(), *expansion.absent))
+        raise UserError(f"{spec.name} has no valid variant for {problem} on {target.arch.name}: {why}")
     fitting: list[Variant] = []
     over: dict[str, Outcome] = {}
     for variant in expansion.variants:
@@ -75,6 +76,8 @@ class ProblemRun:
         expansion, fitting, over = candidates_of(run.spec, run.target, self.problem, run.options)
         self.expansion = expansion
         self._emit("expanded", text=f"{self.problem}: {expansion.blame()}")
+        for absent in expansion.absent:
+            self._note(absent)
         for variant in expansion.variants:
             if variant.id in over:
                 self._finish(variant, over[variant.id], 0, 0)
@@ -149,9 +152,7 @@ class ProblemRun:
         simulated = [outcomes.get(Stage.SIMULATE) for outcomes in self.outcomes.values()]
         undecided = [outcome for outcome in simulated if outcome is not None and self._passes_over(outcome)]
         if undecided:
-            note = f"simulating left {len(undecided)} variants undecided, the first because: {undecided[0].reason}"
-            self.notes.append(note)
-            self._emit("note", text=note)
+            self._note(f"simulating left {len(undecided)} variants undecided, the first because: {undecided[0].reason}")
 
     def _tell_late_faults(self, worker: MeasuringWorker) -> None:
         for late in worker.late_faults:
@@ -163,9 +164,9 @@ class ProblemRun:
         parted = [unit for unit in self._units.values() if DISAGREEMENT in self._facts(unit)]
         if parted:
             first, last = parted[0], "" if len(parted) == 1 else f" (and {len(parted) - 1} more)"
-            note = f"the footprint's readings disagree for {first.variant}: {self._facts(first)[DISAGREEMENT]}{last}"
-            self.notes.append(note)
-            self._emit("note", text=note)
+            self._note(
+                f"the footprint's readings disagree for {first.variant}: {self._facts(first)[DISAGREEMENT]}{last}"
+            )
 
     def _facts(self, unit: Unit) -> Values:
         """What the probe or the compile of a unit found out; nothing where it was not tried."""
@@ -243,6 +244,11 @@ class ProblemRun:
         if outcome.stage in (Stage.COMPILE, Stage.PROBE):
             self.footprints[variant.id] = outcome.footprint
         self._emit("finished", variant=variant, outcome=outcome, done=done, total=total)
+
+    def _note(self, text: str) -> None:
+        """Say something now, and in the report."""
+        self.notes.append(text)
+        self._emit("note", text=text)
 
     def _emit(self, kind: str, **fields: object) -> None:
         self.run.on_event(SweepEvent(kind, **fields))  # type: ignore[arg-type]

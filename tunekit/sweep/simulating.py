@@ -60,6 +60,9 @@ class SimulatingVerifier:
         if artifact is None:
             reason = f"it was compiled, but its artifact is gone from {self.artifacts.root}; sweep again"
             return Outcome(Stage.SIMULATE, Status.LAUNCH_ERROR, reason)
+        if artifact.role == "library":
+            reason = f"it is a library's function ({artifact.facts['library']}): there is no PTX to simulate"
+            return Outcome(Stage.SIMULATE, Status.NOT_MODELLED, reason)
         if "ptx" not in artifact.files:
             return Outcome(Stage.SIMULATE, Status.NOT_MODELLED, "its artifact holds no PTX")
         job = SimulationJob(
