@@ -11,13 +11,14 @@ With ``sources=2`` a query also sees every key of k2, v2 (below `lengths2`), wit
 recent tokens and a compressed range before it are one softmax. With ``gather`` the last source is seen through
 `indices` [batch, t, top_k]: the rows that each query token reads, -1 for none, anywhere in the list.
 
-Layouts. ``page > 0``: k, v are a pool [pages, page, kv_heads, ...], page_table [batch, table_pages] has each sequence's
-pages. ``varlen``: q, o [total_t, heads, ...] and, unless paged, k, v [total_s_k, kv_heads, ...] hold the sequences end
-to end; sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1; lse, row_max are [heads, total_t].
+Layouts. ``page > 0``: k, v are a pool [pages, page, kv_heads, ...]; page_table [batch, table_pages] has each sequence's
+pages and, past those, any pages of the pool. ``varlen``: q, o [total_t, heads, ...] and, unless paged,
+k, v [total_s_k, kv_heads, ...] hold the sequences end to end; sequence b has the rows cu_seqlens_q[b] to
+cu_seqlens_q[b + 1] - 1; lse, row_max are [heads, total_t].
 ``kv_shared``: there is no v, the first head_dim_v columns of k are V.
 
-Elements of k and v that no query may see (past a length, in an unused page, in a row that nobody lists) may hold
-anything, NaN too: it never reaches an output.
+Rows of k and v past a sequence's length, in a page that it does not use, and of a gathered source those that nobody
+lists, may hold anything, NaN too: it never reaches an output. Rows that only a mask hides are finite.
 
 Outputs. `lse` is the natural logarithm of the row's sum of exp(scale * q.k), without the sink. `sink` is a logit per
 query head that joins the denominator of o only: o = exp(lse) / (exp(lse) + exp(sink)) times the plain output. A row

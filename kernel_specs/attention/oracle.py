@@ -15,7 +15,7 @@ from tunekit.model import Values
 if TYPE_CHECKING:
     import torch
 
-CHUNK_ELEMENTS = 2**25  # of float64: 256 MB
+CHUNK_ELEMENTS = 2**24  # of float64: 128 MB
 
 
 def reference(problem: Values, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -49,7 +49,8 @@ def _attention(problem: Values, inputs: Mapping[str, Any], *, rounding: bool) ->
                 queries = q[where][part, q_heads].double().unflatten(1, (-1, group)).transpose(0, 1)
                 sink = inputs["sink"][q_heads].double().unflatten(0, (-1, 1, group)) if problem.has_sink else None
                 chunk = _Chunk(queries, heads, part)
-                done = _attend(problem, inputs["scale"], chunk, sources, sink, q.dtype if rounding else None)
+                seen = [source.within(part) for source in sources]
+                done = _attend(problem, inputs["scale"], chunk, seen, sink, q.dtype if rounding else None)
                 for whole, piece in zip((o, lse, row_max), done, strict=True):
                     whole[where][part, q_heads] = piece.transpose(0, 1).flatten(1, 2)
     outputs = {"o": o}
@@ -80,7 +81,8 @@ def _attend(
     """(o, lse, row_max) of some queries: one softmax over all sources. `dtype`: what P and O are rounded to."""
     import torch
 
-    scores = torch.cat([source.scores(chunk) for source in sources], dim=-1)
+    parts = [source.scores(chunk) for source in sources]
+    scores = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
     widths = [source.width for source in sources]
     if not sum(widths):
         scores = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
@@ -125,6 +127,13 @@ class _Dense:
     def elements_of_a_query(self, group: int) -> int:
         return self.width * group
 
+    def within(self, positions: slice) -> _Dense:
+        """The keys that some query of `positions` may see."""
+        begin = 0 if self.first is None else min(max(0, self.first + positions.start), self.width)
+        end = self.width if self.last is None else max(begin, min(self.last + positions.stop, self.width))
+        first, last = (None if bound is None else bound - begin for bound in (self.first, self.last))
+        return _Dense(self.k[begin:end], self.v[begin:end], first, last)
+
     def scores(self, chunk: _Chunk) -> torch.Tensor:
         """q.k [KV heads, positions, heads of the group, keys], -inf where unseen."""
         import torch
@@ -164,6 +173,10 @@ class _Listed:
 
     def elements_of_a_query(self, group: int) -> int:
         return self.width * (group + self.k.shape[-1] + self.v.shape[-1])
+
+    def within(self, positions: slice) -> _Listed:
+        """All of it: each query has a list of its own."""
+        return self
 
     def scores(self, chunk: _Chunk) -> torch.Tensor:
         """q.k [KV heads, positions, heads of the group, top_k], -inf where nothing is listed."""

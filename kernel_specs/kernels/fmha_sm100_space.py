@@ -19,6 +19,7 @@ ALIGN_BYTES = 1024
 ELEMENT_BYTES = 2
 WORD_BYTES = 4
 BARRIER_BYTES = 8
+NARROW_REGISTERS = 168  # of a softmax thread with 64 scores or less
 
 TUNABLES = (
     Tunable("m_tile", (128, 64)),
@@ -32,7 +33,7 @@ TUNABLES = (
     Tunable("rescale_log2", (0, 8)),
     Tunable("tma_o", (True, False)),
     Tunable("num_splits", (1, 2, 4, 8)),
-    Tunable("softmax_registers", (184, 200)),
+    Tunable("softmax_registers", (192, 200)),
 )
 
 
@@ -86,15 +87,16 @@ def registers(v: Values) -> tuple[int, int, int, int]:
 
     At launch each thread has an equal share of 65,536, rounded down to eights; setmaxnreg hands the same sum out anew.
     A softmax thread holds a row of S (up to 128 registers) and of 16-bit P (up to 64); the MMA thread keeps the
-    descriptors of all k-steps (at head_dim 512 it spilt with 144, at 64 and 128 it needs 64); a correction thread
+    descriptors of all k-steps (at head_dim 512 it spilt with 144, at 64 and 128 it needs 48); a correction thread
     holds 32 columns of O.
     """
     groups = warp_groups(v)
-    left = groups * (65536 // (groups * GROUP_THREADS) // 8 * 8) - v.row_groups * v.softmax_registers
+    softmax = v.softmax_registers if v.kv_tile // halves(v) == 128 or v.row_groups == 2 else NARROW_REGISTERS
+    left = groups * (65536 // (groups * GROUP_THREADS) // 8 * 8) - v.row_groups * softmax
     if v.gather:
-        return v.softmax_registers, 96, left - 96 - 80, 80
-    issue = 64 if v.row_groups == 2 else min(184, left - 128)
-    return v.softmax_registers, left - issue, issue, 0
+        return softmax, 80, left - 80 - 104, 104
+    correction = 80 if v.row_groups == 2 else max(128, left - 184)
+    return softmax, correction, left - correction, 0
 
 
 def smem_terms(v: Values) -> dict[str, int]:
@@ -201,8 +203,8 @@ CONSTRAINTS = (
     ),
     Constraint(
         "score_registers",
-        "more than 184 registers are for the threads of one softmax group that hold a row of 128 scores",
-        lambda v: v.softmax_registers == 184 or (v.row_groups == 1 and v.kv_tile // halves(v) == 128),
+        "more than 192 registers are for the threads of one softmax group that hold a row of 128 scores",
+        lambda v: v.softmax_registers == 192 or (v.row_groups == 1 and v.kv_tile // halves(v) == 128),
     ),
     Constraint(
         "score_stages",
@@ -228,7 +230,7 @@ BASE = {
     "rescale_log2": 8,
     "tma_o": True,
     "num_splits": 1,
-    "softmax_registers": 184,
+    "softmax_registers": 192,
 }
 TWO_GROUPS = {**BASE, "row_groups": 2, "s_stage": 1}
 HALF_ROWS = {**BASE, "m_tile": 64, "kv_tile": 64, "smem_p": True}

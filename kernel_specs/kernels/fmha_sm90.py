@@ -11,6 +11,7 @@ The parts, in the order of the pipeline:
 - sm90_plan.py: what is static about a variant;
 - sm90_runs.py: which KV tiles a CTA visits: one walk over a run of tiles of each KV source;
 - sm90_load.py: the producers, a TMA ring each for K and V;
+- sm90_gather.py: the same for a source whose rows are listed;
 - sm90_consumer.py: the two matrix products, and the walk of a consumer warp group;
 - sm90_softmax.py: masks and the online softmax on accumulators;
 - sm90_output.py: row sums, sink, statistics, and the store of O;
@@ -27,6 +28,7 @@ Tensors and their shapes are those of kernel_specs/fmha.py. The softmax is over 
 
 from types import SimpleNamespace
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
@@ -37,9 +39,10 @@ from tunekit.model import Values
 from .attention.arguments import by_name
 from .attention.sequences import Sequences
 from .sm90_consumer import Consumer, tiled_mmas
+from .sm90_gather import PRESENT_BUFFERS, GatherStream, state_at
 from .sm90_load import Ring, TileStream, fill_ring, load_q, make_pipe, make_ring, tma_operands
 from .sm90_output import Output
-from .sm90_plan import BLOCK_ROWS, WARPS_PER_GROUP, Plan
+from .sm90_plan import BARRIER_GATHER, BLOCK_ROWS, WARP_THREADS, WARPS_PER_GROUP, Plan
 from .sm90_runs import part_of, runs_of
 from .sm90_softmax import ScoreMask
 from .sm90_split import ClusterOutput, PartialOutput, make_combine
@@ -125,6 +128,7 @@ class FmhaSm90:
             k: tile(plan.k_stage * plan.kv_tile * plan.k_columns)
             v: tile(v_elements)
             p: tile(p_elements)
+            present: cute.struct.MemRange[Int32, PRESENT_BUFFERS * plan.kv_tile // 32 if plan.gather else 0]
             q_barriers: cute.struct.MemRange[Int64, 2]
             k_barriers: cute.struct.MemRange[Int64, 2 * plan.k_stage]
             v_barriers: cute.struct.MemRange[Int64, 0 if plan.kv_shared else 2 * plan.v_stage]
@@ -165,7 +169,10 @@ class FmhaSm90:
                 # The merge kernel's CTAs may start where there is room, and wait there for the end of this grid.
                 cute.arch.griddepcontrol_launch_dependents()
             cute.arch.setmaxregister_decrease(self.plan.producer_registers)
-            self._produce(work, warp_index)
+            if const_expr(plan.gather):
+                self._produce_gathering(work, warp_index)
+            else:
+                self._produce(work, warp_index)
             if const_expr(plan.merge == "cluster"):
                 self._cluster_output(work).accompany()
         else:
@@ -206,7 +213,7 @@ class FmhaSm90:
             return make_ring(plan, storage.v_barriers, _tensor(storage.v, layout), plan.v_stage)
         whole = _tensor(storage.k, layout)
         columns = cute.local_tile(whole, (plan.pv_n_tile, plan.kv_tile, plan.v_stage), (place.column_slice, 0, 0))
-        return Ring(k_ring.pipe, columns, plan.v_stage, 1)
+        return Ring(k_ring.pipe, columns, plan.v_stage, 1, plan.fills)
 
     @cute.jit
     def _synchronize(self):
@@ -234,11 +241,60 @@ class FmhaSm90:
         fill_ring(ring, streams, work.runs)
 
     @cute.jit
+    def _produce_gathering(self, work, warp_index):
+        """The producer warps where the last source is gathered: all of them gather both of K and V, or half each."""
+        if warp_index == 0:
+            load_q(self.plan, work.tma["q"], work.smem_q, work.q_pipe, work.sequences, work.place)
+        first_of_v = self.plan.gather_threads // WARP_THREADS
+        if warp_index < first_of_v:
+            self._stream_gathered("k", work, work.k_ring, warp_index == 0)
+        if const_expr(not self.plan.kv_shared):
+            if warp_index >= first_of_v:
+                self._stream_gathered("v", work, work.v_ring, warp_index == first_of_v)
+
+    @cute.jit
+    def _stream_gathered(self, operand: cutlass.Constexpr[str], work, ring, leads):
+        """Stream an operand's tiles: of source 1, if it isn't the gathered one, by the warp that leads."""
+        plan, runs = self.plan, work.runs
+        dense, gathered = Int32(0), runs.first
+        if const_expr(plan.two_sources):
+            dense, gathered = runs.first_steps, runs.second
+            if leads:
+                stream = TileStream(plan, work.tma[operand], ring, work.sequences, work.place, operand)
+                stream.fill(state_at(0, ring.stages), runs.first)
+            # The others' first wait must not take an earlier phase for its own.
+            cute.arch.barrier(barrier_id=BARRIER_GATHER + (operand == "v"), number_of_threads=plan.gather_threads)
+        stream = self._gather_stream(operand, work, ring, dense)
+        stream.fill(state_at(dense * ring.parts, ring.stages), gathered)
+
+    def _gather_stream(self, operand: str, work, ring: Ring, first_step) -> GatherStream:
+        """The gathered source's K or V."""
+        plan, given, place = self.plan, work.given, work.place
+        _, token = plan.packing.coordinates(place.first_block, place.kv_head)
+        rows = given[f"{operand}2" if plan.two_sources else operand][place.batch, None, place.kv_head, None]
+        is_k = operand == "k"
+        return GatherStream(
+            plan,
+            given["indices"][place.batch, token, None],
+            rows,
+            Int32(0) if is_k else place.column_slice * plan.pv_n_tile,
+            ring,
+            (work.storage.k if is_k else work.storage.v).data_ptr(),
+            self._present(work.storage) if is_k else None,
+            first_step,
+        )
+
+    def _present(self, storage):
+        """Which entries of the last tiles exist, for `ScoreMask`."""
+        return storage.present.get_tensor(cute.make_layout((self.plan.kv_tile // 32, PRESENT_BUFFERS)))
+
+    @cute.jit
     def _consume(self, work, index):
         """A consumer warp group: its rows' walk, and their results."""
         plan, place = self.plan, work.place
         smem_p = _tensor(work.storage.p, work.layouts["p"]) if const_expr(plan.smem_p) else None
-        mask = ScoreMask(plan, work.runs, place.first_block + index % plan.row_blocks, work.sides)
+        present = self._present(work.storage) if const_expr(plan.gather) else None
+        mask = ScoreMask(plan, work.runs, place.first_block + index % plan.row_blocks, work.sides, present)
         consumer = Consumer(
             plan, work.mmas, work.smem_q, smem_p, work.k_ring, work.v_ring, index, mask, work.given["scale"]
         )

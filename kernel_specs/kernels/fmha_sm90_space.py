@@ -15,8 +15,6 @@ from tunekit.arch import Arch
 from tunekit.model import Footprint, Values
 from tunekit.spec import Build, Constraint, Tunable
 
-from ..attention.missing import not_yet
-
 BLOCK_ROWS = 64
 WARP_GROUP_THREADS = 128
 ELEMENT_BYTES = 2  # of bfloat16 and float16
@@ -49,13 +47,14 @@ def consumers(v: Values) -> int:
 
 def smem_terms(v: Values) -> dict[str, int]:
     """Bytes of each part of a CTA's shared memory. O reuses Q, the KV groups' exchange reuses K and V; kv_shared: V is
-    in K's stages."""
+    in K's stages. `present`: which entries of a gathered tile exist, a bit each in 8 buffers."""
     k_stage = v.kv_stage * v.k_sub
     return {
         "q": v.m_tile * v.head_dim * ELEMENT_BYTES,
         "k": v.kv_stage * v.kv_tile * v.head_dim * ELEMENT_BYTES,
         "v": 0 if v.kv_shared else v.kv_stage * v.kv_tile * v.pv_n_tile * ELEMENT_BYTES,
         "p": consumers(v) * BLOCK_ROWS * v.kv_tile * ELEMENT_BYTES if v.smem_p else 0,
+        "present": v.kv_tile if v.gather else 0,
         "barriers": 2 * BARRIER_BYTES * (1 + k_stage + (0 if v.kv_shared else v.kv_stage)),
     }
 
@@ -87,7 +86,6 @@ def _two_fit_an_sm(v: Values) -> bool:
 
 
 CONSTRAINTS = (
-    *not_yet("sm90", "gather"),
     Constraint(
         "pv_divides",
         "head_dim_v must be a multiple of pv_n_tile: every CTA owns whole column slices of V",
@@ -155,6 +153,23 @@ CONSTRAINTS = (
         "ptxas needs 158 registers for a wgmma of 256 columns, and allows what a thread has at its launch: 128 with "
         "two CTAs on an SM, so pv_n_tile must be at most 128 there",
         lambda v: v.ctas_per_sm == 1 or v.pv_n_tile <= 128,
+    ),
+    Constraint(
+        "gather_rows",
+        "all rows of a CTA read one token's list: with gather, the query heads of a KV head must be a multiple of "
+        "m_tile",
+        lambda v: not v.gather or v.heads // v.kv_heads % v.m_tile == 0,
+    ),
+    Constraint(
+        "gather_registers",
+        "a thread that gathers takes 40 registers, and three consumer warp groups leave it 32: with gather, m_tile "
+        "must be at most 128",
+        lambda v: not v.gather or v.m_tile <= 128,
+    ),
+    Constraint(
+        "gather_multicast",
+        "what threads gather cannot be multicast: with gather, cluster_m must be 1",
+        lambda v: not v.gather or v.cluster_m == 1,
     ),
     Constraint(
         "smem_per_sm",

@@ -31,7 +31,7 @@ from tunekit.model import Values
 from .attention.arguments import by_name
 from .attention.sequences import Sequences
 from .attention.workspace import STATISTICS
-from .sm90_gather import FILLS, PRESENT_BUFFERS
+from .sm90_gather import PRESENT_BUFFERS
 from .sm90_load import load_q, make_pipe
 from .sm90_output import Output
 from .sm90_plan import BLOCK_ROWS, WARP_GROUP_THREADS, WARPS_PER_GROUP
@@ -147,7 +147,7 @@ class FmhaSm90Wide:
             storage.ring_barriers.data_ptr(),
             slots=plan.slots,
             bytes_filled=plan.part_bytes,
-            fills=FILLS if plan.gather else 1,
+            fills=plan.fills,
             sharers=plan.cluster_m,
             first_rank=place.share_rank,
             rank_step=plan.cluster_splits,

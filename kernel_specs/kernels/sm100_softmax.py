@@ -124,27 +124,25 @@ class Softmax(Fixed):
     def _mask(self, scores, work, i, first_key, end_key, me: cutlass.Constexpr):
         """Scores of keys that the row doesn't see become -inf, in the tiles that have any."""
         plan = self.plan
-        begin = me.half * plan.s_columns
         if const_expr(plan.dense):
             if i < work.dense_tiles:
                 tile = work.begin + i
                 if tile < work.full_begin or tile >= work.full_end:
-                    begin += tile * plan.kv_tile
+                    begin = tile * plan.kv_tile + me.half * plan.s_columns
                     self._hide(scores, first_key - begin, end_key - begin)
             if const_expr(plan.problem.sources == 2):
                 if i >= work.dense_tiles:
-                    self._mask_second(scores, work, (i - work.dense_tiles) * plan.kv_tile + begin)
+                    self._mask_second(scores, work, (i - work.dense_tiles) * plan.kv_tile, me)
         else:
-            self._mask_second(scores, work, i * plan.kv_tile + begin)
+            self._mask_second(scores, work, i * plan.kv_tile, me)
 
     @cute.jit
-    def _mask_second(self, scores, work, begin):
-        """The same for source 2 and gathered ones, which have no mask by position; `begin`: the first score's key."""
+    def _mask_second(self, scores, work, tile_begin, me: cutlass.Constexpr):
+        """The same for source 2 and gathered ones, without a mask by position; `tile_begin`: the tile's first key."""
         if const_expr(self.plan.problem.gather):
-            self._hide_unlisted(scores, work, begin)
-        else:
-            if begin + self.plan.s_columns > work.keys2:
-                self._hide(scores, Int32(0), work.keys2 - begin)
+            self._hide_unlisted(scores, work, tile_begin, me)
+        elif tile_begin + self.plan.kv_tile > work.keys2:
+            self._hide(scores, Int32(0), work.keys2 - tile_begin - me.half * self.plan.s_columns)
 
     @cute.jit
     def _hide(self, scores, first, end):
@@ -156,13 +154,27 @@ class Softmax(Fixed):
             scores[j] = -Float32.inf if hidden else scores[j]
 
     @cute.jit
-    def _hide_unlisted(self, scores, work, begin):
-        """Hides the columns whose list entry is -1 or lies past the list's end."""
-        indices = self.tensors["indices"]
-        last = work.keys2 - 1
+    def _hide_unlisted(self, scores, work, tile_begin, me: cutlass.Constexpr):
+        """Hides the columns whose list entry is -1 or lies past the list's end.
+
+        All rows of a CTA share the list, so each lane looks at one entry in 32, and a ballot tells the others.
+        """
+        words = [self._listed(work, tile_begin + word * WARP) for word in range(self.plan.kv_tile // WARP)]
+        own = self.plan.s_columns // WARP
         for j in cutlass.range_constexpr(cute.size(scores)):
-            entry = indices[work.batch, work.rows[0].first_position, cutlass.min(begin + j, last)]
-            scores[j] = -Float32.inf if entry < 0 or begin + j > last else scores[j]
+            listed = words[j // WARP]
+            if const_expr(self.plan.halves == 2):
+                listed = words[own + j // WARP] if me.half == 1 else listed
+            scores[j] = scores[j] if (listed >> (j % WARP)) & 1 != 0 else -Float32.inf
+
+    @cute.jit
+    def _listed(self, work, begin):
+        """A bit for each of 32 entries of the list from `begin` on: whether it names a row."""
+        place = begin + cute.arch.lane_idx()
+        entry = Int32(-1)
+        if place < work.keys2:
+            entry = self.tensors["indices"][work.batch, work.rows[0].first_position, place]
+        return cute.arch.vote_ballot_sync(entry >= 0)
 
     @cute.jit
     def _row_max(self, scores, peak):

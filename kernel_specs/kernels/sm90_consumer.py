@@ -122,7 +122,7 @@ class Consumer:
         self._clean_v(ring_v, runs, group)
 
         steps = (runs.steps - 1 - group) // plan.kv_groups
-        if const_expr(plan.two_sources or plan.mask.has_left_side):
+        if const_expr(plan.two_sources or plan.gather or plan.mask.has_left_side):
             for i in cutlass.range(steps, unroll=1):
                 ring_k, ring_v = self._step(ring_k, ring_v, runs, group + (i + 1) * plan.kv_groups)
         elif const_expr(plan.mask.by_position):
@@ -178,6 +178,7 @@ class Consumer:
         stage = ring.clone()
         for part in cutlass.range_constexpr(plan.k_sub):
             self.k_ring.pipe.consumer_wait(stage)
+            self._see_gathered()
             issue(self.mma_s, acc_s, self.q, self.k[None, None, None, stage.index], part * blocks, clear=part == 0)
             stage.advance()
         return acc_s
@@ -200,6 +201,12 @@ class Consumer:
         """Wait for a tile of V; with kv_shared S has waited for it."""
         if const_expr(not self.plan.kv_shared):
             self.v_ring.pipe.consumer_wait(ring)
+            self._see_gathered()
+
+    def _see_gathered(self):
+        """Gathered tiles were written through the generic proxy, and wgmma reads through the async one."""
+        if const_expr(self.plan.gather):
+            cute.arch.fence_view_async_shared()
 
     @cute.jit
     def _issue_o(self, ring):
@@ -232,7 +239,9 @@ class Consumer:
             valid = runs.keys - (runs.first.end - 1 - step) * self.plan.kv_tile
             if const_expr(self.plan.two_sources):
                 in_second = step - runs.first_steps
-                valid2 = runs.keys2 - (runs.second.end - 1 - in_second) * self.plan.kv_tile
+                valid2 = self.plan.kv_tile  # gathered tiles have zeros where nothing is listed
+                if const_expr(not self.plan.gather):
+                    valid2 = runs.keys2 - (runs.second.end - 1 - in_second) * self.plan.kv_tile
                 valid = valid2 if in_second >= 0 else valid
             if valid < self.plan.kv_tile:
                 self._zero_rows(ring, valid)

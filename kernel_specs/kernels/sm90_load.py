@@ -19,26 +19,29 @@ from .sm90_plan import WARPS_PER_GROUP, Plan
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring of shared-memory stages: `smem` (tile rows, tile columns, stage); `parts` stages hold a tile."""
+    """A ring of shared-memory stages: `smem` (tile rows, tile columns, stage); `parts` stages hold a tile, and each is
+    full after `fills` arrivals."""
 
     pipe: pipeline.PipelineTmaAsync
     smem: cute.Tensor
     stages: int
     parts: int
+    fills: int = 1
 
 
 def make_ring(plan: Plan, barriers, smem, stages: int, parts: int = 1) -> Ring:
     """A K or V ring: the CTAs of a cluster fill it together; each consumer warp that reads it releases a stage."""
     stage_elements = cute.size(smem, mode=[0]) * cute.size(smem, mode=[1])
-    return Ring(make_pipe(plan, barriers, stages, stage_elements, plan.cluster_m), smem, stages, parts)
+    pipe = make_pipe(plan, barriers, stages, stage_elements, plan.cluster_m, plan.fills)
+    return Ring(pipe, smem, stages, parts, plan.fills)
 
 
-def make_pipe(plan: Plan, barriers, stages: int, elements: int, sharers: int):
-    """A TMA pipeline of ``elements`` a stage that ``sharers`` CTAs fill together."""
+def make_pipe(plan: Plan, barriers, stages: int, elements: int, sharers: int, fills: int = 1):
+    """A TMA pipeline of ``elements`` and ``fills`` arrivals a stage that ``sharers`` CTAs fill together."""
     return pipeline.PipelineTmaAsync.create(
         barrier_storage=barriers.data_ptr(),
         num_stages=stages,
-        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, fills),
         consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, plan.row_blocks * WARPS_PER_GROUP * sharers),
         tx_count=elements * plan.element.width // 8,
         cta_layout_vmnk=cute.make_layout((1, sharers, 1, 1)),
@@ -51,7 +54,7 @@ def make_pipe(plan: Plan, barriers, stages: int, elements: int, sharers: int):
 
 def tma_operands(plan: Plan, tensors: dict, layouts: dict) -> dict:
     """(TMA atom, view to tile) of every operand, by name: q, o as rows_view; k.. (keys, columns, kv_head, outer); v..
-    (columns, keys, kv_head, outer), where `outer` is a sequence, a page, or nothing but 0."""
+    (columns, keys, kv_head, outer), where `outer` is a sequence, a page, or nothing but 0. Gathered ones have none."""
     load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
     share = cpasync.CopyBulkTensorTileG2SMulticastOp() if plan.cluster_m > 1 else load
     block = (plan.packing.tile,)
@@ -63,7 +66,8 @@ def tma_operands(plan: Plan, tensors: dict, layouts: dict) -> dict:
     operands = {"q": make(load, rows_view(tensors["q"]), one_q, (*block, plan.head_dim))}
     if plan.merge == "none":
         operands["o"] = make(store, rows_view(tensors["o"]), layouts["o"], (*block, plan.pv_n_tile))
-    for source in ("", "2") if plan.two_sources else ("",):
+    sources = ("", "2") if plan.two_sources else ("",)
+    for source in sources[:-1] if plan.gather else sources:
         view = keys_view(tensors[f"k{source}"], (0, 1))
         operands[f"k{source}"] = make(share, view, one_k, (plan.kv_tile, plan.k_columns), plan.cluster_m)
         if not plan.kv_shared:
@@ -150,6 +154,10 @@ class TileStream:
             following = self._outer(tile - 1)
             for part in cutlass.range_constexpr(self.ring.parts):
                 self.ring.pipe.producer_acquire(state)
+                if const_expr(self.ring.fills > 1):
+                    with cute.arch.elect_one():
+                        barrier = self.ring.pipe.producer_get_barrier(state)
+                        cute.arch.mbarrier_arrive(barrier, arrive_count=self.ring.fills - 1)
                 self._fetch(tile, outer, part, state.index, self.ring.pipe.producer_get_barrier(state))
                 state.advance()
             outer = following

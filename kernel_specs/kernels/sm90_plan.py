@@ -16,15 +16,18 @@ from .attention.packing import Packing
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 BLOCK_ROWS = 64  # rows of one wgmma, and of one consumer warp group
+WARP_THREADS = 32
 WARPS_PER_GROUP = 4
 WARP_GROUP_THREADS = 128
 ELEMENT_TYPES = {"bfloat16": BFloat16, "float16": Float16}
 # setmaxnreg per (consumer warp groups, CTAs on one SM): (consumer, producer).
 REGISTERS = {(1, 1): (248, 24), (1, 2): (232, 24), (2, 1): (240, 24), (3, 1): (160, 32)}
+GATHERING_REGISTERS = {(1, 1): (240, 40), (1, 2): (216, 40), (2, 1): (232, 40)}  # addresses take more
 # Named barriers; 0 is the CTA's own.
 BARRIER_WARP_GROUP = 1  # + consumer warp group: its 128 threads
 BARRIER_TURN = 4  # + consumer warp group: its turn to issue wgmma
 BARRIER_MEET = 7  # all consumer warp groups
+BARRIER_GATHER = 8  # + 0 for K, 1 for V: the producer threads that gather it
 
 
 class Plan:
@@ -62,7 +65,8 @@ class Plan:
         self.consumers = self.row_blocks * t.kv_groups
         self.threads = WARP_GROUP_THREADS * (1 + self.consumers)
         self.ctas_per_sm = t.ctas_per_sm
-        self.consumer_registers, self.producer_registers = REGISTERS[self.consumers, t.ctas_per_sm]
+        registers = GATHERING_REGISTERS if p.gather else REGISTERS
+        self.consumer_registers, self.producer_registers = registers[self.consumers, t.ctas_per_sm]
         # Warp groups take turns, so that one's softmax runs under another's matrix products.
         self.take_turns = self.row_blocks > 1 and p.head_dim <= 128
         # Rescaling a wide O costs as much as the softmax, so do it while the tensor cores run the next S. A single warp
@@ -70,6 +74,12 @@ class Plan:
         # -> 721 TFLOP/s; decode at head_dim 512, m_tile 64, batch 32, s_k 4096: 96.4 -> 99.6 us.)
         self.rescale_late = t.pv_n_tile > 128 and self.row_blocks > 1
         self.rescale_log2 = t.rescale_log2
+
+        # The last source may be gathered: by half of the producer warp group for each of K and V, or all for both. A
+        # ring's stage is full after `fills` arrivals: one of TMA, or those of sm90_gather.
+        self.gather = p.gather
+        self.gather_threads = WARP_GROUP_THREADS if p.kv_shared else WARP_GROUP_THREADS // 2
+        self.fills = self.gather_threads + 1 if p.gather else 1
 
         # Splits of the KV tiles over CTAs, and how their results meet (sm90_split).
         self.num_splits, self.merge = t.get("num_splits", 1), t.get("merge", "none")

@@ -207,23 +207,13 @@ class ScoreMask:
         rows = rows_of(acc_s)
         own = first_key + first_column(self.lane)
         _, position_block = self.plan.packing.coordinates(self.block, 0)
+        seen = []
         for r in cutlass.range_constexpr(2):
             position = self.plan.packing.position(first_row(self.lane) + 8 * r, position_block)
-            begin, end = self.plan.mask.visible(position, self.runs.queries, self.runs.keys, *self.sides)
-            _hide_from(rows, r, end - own)
-            if const_expr(self.plan.mask.has_left_side):
-                _hide_before(rows, r, begin - own)
-
-
-@cute.jit
-def _hide_from(rows, r: cutlass.Constexpr[int], limit):
-    """Set a row's columns at or past ``limit``, counted from the thread's first column, to -inf."""
-    for i in cutlass.range_constexpr(cute.size(rows, mode=[1])):
-        rows[r, i] = rows[r, i] if column_offset(i) < limit else -Float32.inf
-
-
-@cute.jit
-def _hide_before(rows, r: cutlass.Constexpr[int], limit):
-    """Set a row's columns before ``limit``, counted from the thread's first column, to -inf."""
-    for i in cutlass.range_constexpr(cute.size(rows, mode=[1])):
-        rows[r, i] = rows[r, i] if column_offset(i) >= limit else -Float32.inf
+            seen.append(self.plan.mask.visible(position, self.runs.queries, self.runs.keys, *self.sides))
+        for i in cutlass.range_constexpr(cute.size(rows, mode=[1])):
+            for r in cutlass.range_constexpr(2):
+                begin, end = seen[r]
+                rows[r, i] = rows[r, i] if column_offset(i) < end - own else -Float32.inf
+                if const_expr(self.plan.mask.has_left_side):
+                    rows[r, i] = rows[r, i] if column_offset(i) >= begin - own else -Float32.inf

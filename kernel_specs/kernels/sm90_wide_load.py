@@ -10,8 +10,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from .attention.packing import rows_view
 from .attention.sequences import Sequences
-from .sm90_gather import PRESENT_BUFFERS, WARP, RowGather
+from .sm90_gather import PRESENT_BUFFERS, RowGather
 from .sm90_load import keys_view
+from .sm90_plan import WARP_THREADS
 from .sm90_ring import PartRing
 from .sm90_wide_plan import HEAD_DIM, OWN_COLUMNS, WidePlan, key_position, value_position
 
@@ -58,7 +59,7 @@ class KeyLoader:
             _, position = plan.packing.coordinates(place.first_block, place.kv_head)
             position = cutlass.min(position, given["q"].shape[1] - 1)
             entries = given["indices"][place.batch, position, None]
-            self.gather = RowGather(entries, plan.kv_tile, plan.part_columns, plan.element)
+            self.gather = RowGather(entries, plan.kv_tile, plan.part_columns, plan.element, plan.gather_threads)
             source = "2" if plan.two_sources else ""
             self.rows = {
                 name: given[name + source][place.batch, None, place.kv_head, None]
@@ -162,7 +163,7 @@ class KeyLoader:
         before, now, following = (self.gather.make_entries() for _ in range(3))
         self.gather.ask(last, following)
         for step in cutlass.range(dense, runs.steps, unroll=1):
-            for i in cutlass.range_constexpr(plan.kv_tile // WARP):
+            for i in cutlass.range_constexpr(plan.kv_tile // WARP_THREADS):
                 before[i] = now[i]
                 now[i] = following[i]
             self.gather.ask(last - 1 - (step - dense), following)

@@ -177,3 +177,24 @@ def test_who_gets_plain_output():
     assert is_plain(Terminal(), {"CI": "true"})
     assert is_plain(Terminal(), {"TERM": "dumb"})
     assert is_plain(io.StringIO(), {"TERM": "xterm"})
+
+
+def test_a_sweep_states_the_worst_accuracy_of_what_passed():
+    """Over all variants and both ways to verify; what failed does not count."""
+
+    def verified(n: int, stage: Stage, status: Status = Status.OK, **figures: float) -> Row:
+        outcome = Outcome(stage, status, facts=Values(figures))
+        return Row(point(n), Footprint(), {stage: outcome}, str(status))
+
+    rows = (
+        verified(1, Stage.VERIFY, cosine=0.9999975, relative_norm=2e-3, max_abs_error=3e-3, rounding_ratio=0.98),
+        verified(2, Stage.SIMULATE, cosine=0.999999, relative_norm=2.5e-3, max_abs_error=1e-3, rounding_ratio=1.1),
+        verified(3, Stage.VERIFY, Status.WRONG_RESULT, cosine=0.9, relative_norm=1.0, max_abs_error=9.0),
+    )
+    out = io.StringIO()
+    report = SweepReport("toy", "host", (ProblemReport(Values(n=1), "3 of 3 variants", rows),))
+    print_sweep(report, "toy", Printer(out))
+    assert (
+        "their worst figures against the oracle: cosine 0.99999750, relative norm error 2.50e-03, "
+        "1.1 times the rounded oracle's, largest error 3.00e-03"
+    ) in out.getvalue()

@@ -138,6 +138,7 @@ class Space:
             if value != point.get(name) or type(value) is not type(point.get(name))
         ]
         self.random.shuffle(changes)
+        first_steps = []  # that don't satisfy the rule alone: it may take two
         for name, value in changes if depth else ():
             if budget[0] <= 0:
                 return None
@@ -145,7 +146,12 @@ class Space:
             changed = {**point, name: value}
             after = self._broken(changed)
             if after is not None and after[0] == broken[0]:
+                first_steps.append((changed, name))
                 continue
+            found = self.repaired(changed, fixed | {name}, depth - 1, budget)
+            if found is not None:
+                return found
+        for changed, name in first_steps if depth > 1 else ():
             found = self.repaired(changed, fixed | {name}, depth - 1, budget)
             if found is not None:
                 return found
@@ -182,7 +188,7 @@ class Space:
 
 def choose(space: Space, count: int, tries: int = 8) -> Choice:
     """Kernels that meet every value that can be met, and at least `count`, as far as there are pairs to be met: each is
-    the one of `tries` that meets most new pairs."""
+    the one of `tries` that meets most that is new."""
     chosen = _Chosen(space)
     values = [(name, value) for name in space.factors for value in space.factors[name]]
     space.random.shuffle(values)
@@ -213,9 +219,9 @@ class _Chosen:
         self.barred: dict[Meeting, tuple[str, ...]] = {}
 
     def add_best(self, wanted: Sequence[Meeting], tries: int) -> None:
-        """Of some random kernels with the values wanted, the one that meets most that is new."""
+        """Of some random kernels with the values wanted, the one that meets most new values, then most new pairs."""
         made = [point for point in (self._with(wanted) for _ in range(tries)) if point is not None]
-        best = max(made, key=lambda point: len(self._pairs(point) - self.pairs), default=None)
+        best = max(made, key=self._new, default=None) or self._near(wanted)
         kernel = None if best is None else self.space.kernel(best)
         if best is not None and kernel is not None and not self._pairs(best) <= self.pairs:
             self.kernels.append(kernel)
@@ -233,6 +239,15 @@ class _Chosen:
             step = {**point, name: space.random.choice(space.factors[name])}
             point = space.repaired(step, frozenset((name,)), depth=2, budget=[30]) or point
         return space.repaired({**point, **dict(wanted)}, frozenset(name for name, _ in wanted))
+
+    def _near(self, wanted: Sequence[Meeting]) -> dict[str, Value] | None:
+        """A valid point with the values wanted, from any of the known ones: before they are given up."""
+        fixed = frozenset(name for name, _ in wanted)
+        found = (self.space.repaired({**point, **dict(wanted)}, fixed, depth=6, budget=[2000]) for point in self.points)
+        return next((point for point in found if point is not None), None)
+
+    def _new(self, point: Mapping[str, Value]) -> tuple[int, int]:
+        return len(set(self._meetings(point)) - self.met), len(self._pairs(point) - self.pairs)
 
     def _meetings(self, point: Mapping[str, Value]) -> list[Meeting]:
         """Each factor with its value in a point's kernel."""

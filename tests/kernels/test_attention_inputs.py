@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.test_attention_oracle import BASE as CALL
+from tests.kernels.test_attention_oracle import CASES
+from tunekit.dispatch import checks
+from tunekit.dispatch.calls import CallForm
 from tunekit.model import Values
 from tunekit.spec import load_spec
 from tunekit.spec.inputs import draw, scalars
@@ -193,3 +197,23 @@ def test_the_oracle_sees_no_nan_at_any_size(flags: dict[str, Any], axis: str, si
         p, inputs = drawn(**{"batch": 3, "s_k": 70, **flags, axis: size})
         for name, output in SPEC.reference(p, {**inputs, **scalars(SPEC, p)}).items():
             assert not output.isnan().any(), f"{name} of {p}"
+
+
+SHAPES = {"batch", "heads", "kv_heads", "head_dim", "dtype", "s_k2", "top_k", "pages"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_by_tensors_and_flags_states_the_problem(name: str) -> None:
+    """The sizes come from the shapes: all but t and s_k where the sequences are packed, and a page's keys."""
+    p = SPEC.problem({**CALL, **CASES[name]})
+    flags = {axis: value for axis, value in CASES[name].items() if axis not in SHAPES}
+    if p.varlen:
+        flags |= {"t": p.t, "s_k": p.s_k}
+    elif p.page:
+        flags.pop("s_k", None)
+    slots, given, _ = CallForm(SPEC).arrange((), {**draw(SPEC, p, 0, CPU), **flags})
+    stated = checks.check(SPEC, slots, given).problem
+    if p.page and not p.varlen:
+        assert stated.s_k == p.table_pages * p.page
+        stated = Values({**stated, "s_k": p.s_k})
+    assert stated == p

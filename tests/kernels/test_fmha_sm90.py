@@ -20,7 +20,7 @@ from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.model import Values, Variant
 from tunekit.probe import Probe
-from tunekit.space import expand
+from tunekit.space import broken, expand
 
 ARCH, KERNEL = "sm_90a", "sm90"
 GQA = {"heads": 2, "kv_heads": 1}
@@ -28,6 +28,7 @@ MQA = {"heads": 64, "kv_heads": 1}
 ODD = {"heads": 3, "kv_heads": 1}  # three heads a KV head: nothing packs into 64 rows
 WINDOW = {"mask": "window", "window_left": 70, "window_right": 3}
 TWO = {"sources": 2, "s_k2": 90}
+LISTED = {"gather": True, "top_k": 150}
 
 # Together they have every flag; each has two CTAs along the rows at least, and ragged ends.
 COMBINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -58,6 +59,11 @@ COMBINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "split K, narrow V, top-left": (
         {**GQA, "t": 100, "s_k": 100, "head_dim": 256, "head_dim_v": 128, "mask": "causal_top_left"},
         {"m_tile": 128, "pv_n_tile": 128, "kv_tile": 64, "kv_stage": 2, "k_sub": 2},
+    ),
+    "two sources, the second listed, lengths window sink": (
+        {**MQA, **WINDOW, "t": 2, "s_k": 100, "head_dim": 64, "sources": 2, "s_k2": 200, "gather": True, "top_k": 90}
+        | {"has_lengths": True, "has_sink": True, "return_lse": True},
+        {"m_tile": 64, "kv_tile": 64, "kv_stage": 2},
     ),
 }
 
@@ -144,6 +150,73 @@ def test_flags_with_lazy_rescaling_clusters_and_three_warp_groups(simulated: Run
         assert outcome.ok, outcome.reason
 
 
+# Of a gathered source; 64 query heads a KV head, or 128.
+GATHERED: dict[str, dict[str, Any]] = {
+    "listed": {"t": 2, "s_k": 300, **LISTED, "return_lse": True},
+    "listed, fewer rows than entries": {"t": 2, "s_k": 100, **LISTED},
+    "two sources": {"t": 2, "s_k": 150, "sources": 2, "s_k2": 300, **LISTED, "return_lse": True},
+    "two sources causal": {"t": 2, "s_k": 90, "sources": 2, "s_k2": 100, **LISTED, "mask": "causal"},
+    "two sources lengths window": {"batch": 4, "t": 1, "s_k": 150, "sources": 2, "s_k2": 200, **LISTED, **WINDOW}
+    | {"has_lengths": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("flags", "head_dim"), list(itertools.product(GATHERED, TILES)))
+def test_gathered_sources_at_every_head_dim(simulated: Run, flags: str, head_dim: int) -> None:
+    """`smem_p`, `normalize` and a sink in turn, shared and separate KV."""
+    turn = list(GATHERED).index(flags) + list(TILES).index(head_dim)
+    normalize = turn % 2 == 0
+    tiles = {**TILES[head_dim], "smem_p": turn // 2 % 2 == 0}
+    problem = {"heads": tiles["m_tile"], "kv_heads": 1, "head_dim": head_dim, **GATHERED[flags]}
+    problem |= {"normalize": normalize, "has_sink": turn % 4 == 0}
+    check(simulated, problem, tiles)
+    check(simulated, {**problem, "kv_shared": True}, {**tiles, "k_sub": 1, "kv_stage": 2})
+
+
+TILINGS: dict[str, tuple[int, bool, dict[str, Any]]] = {
+    "four stages, two KV groups": (64, False, {"m_tile": 64, "kv_groups": 2, "kv_stage": 4}),
+    "shared, four stages, two KV groups": (64, True, {"m_tile": 64, "kv_groups": 2, "kv_stage": 4}),
+    "tiles of 128": (128, False, {"m_tile": 128, "kv_tile": 128, "pv_n_tile": 128, "kv_stage": 1}),
+    "shared, two CTAs, lazy": (64, True, {"m_tile": 64, "ctas_per_sm": 2, "kv_stage": 3, "rescale_log2": 8}),
+    "column slices": (128, False, {"m_tile": 64, "pv_n_tile": 64, "kv_stage": 3}),
+    "shared, column slices": (256, True, {"m_tile": 64, "pv_n_tile": 128, "kv_stage": 2}),
+    "K in four parts": (256, False, {"m_tile": 64, "pv_n_tile": 256, "k_sub": 4, "kv_stage": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TILINGS)
+def test_gathered_sources_in_every_ring(simulated: Run, name: str) -> None:
+    head_dim, shared, tunables = TILINGS[name]
+    problem = {**GATHERED["two sources"], "heads": tunables["m_tile"], "kv_heads": 1, "head_dim": head_dim}
+    problem |= {"kv_shared": shared, "top_k": 300}
+    check(simulated, problem, {"kv_tile": 64, "pv_n_tile": 64, **tunables})
+
+
+def check(simulated: Run, problem: dict[str, Any], tunables: dict[str, Any]) -> None:
+    outcome = simulated(problem, tunables, schedules=3)
+    assert outcome.ok, outcome.reason
+    assert not outcome.facts.get("spill_bytes")
+
+
+def test_what_a_gathered_source_rules_out() -> None:
+    def rule(name: str, heads: int, **tunables: Any) -> str | None:
+        kernel = SPEC.implementation(name)
+        problem = SPEC.problem({**GATHERED["listed"], "heads": heads, "kv_heads": 1, "head_dim": 64})
+        wanted = Values({**kernel.defaults[-1], "pv_n_tile": 64, "merge": "kernel", **tunables})
+        found = broken(kernel, problem, wanted)
+        return found.name if found else None
+
+    for name in ("sm90", "sm90_split"):
+        assert rule(name, 64) is None and rule(name, 128, m_tile=128) is None
+        assert rule(name, 32) == "gather_rows" and rule(name, 64, m_tile=128) == "gather_rows"
+    assert rule("sm90", 192, m_tile=192) == "gather_registers"
+    assert rule("sm90", 64, cluster_m=2) == "gather_multicast"
+
+
 def problem_of(head_dim: int, flags: str) -> Values:
     return SPEC.problem({**GQA, "head_dim": head_dim, **FLAGS[flags]})
 
@@ -160,7 +233,9 @@ def sample(count: int, seed: int) -> list[tuple[Variant, Values]]:
 
 
 def test_traced_footprints_equal_the_declared_ones(tmp_path: Path) -> None:
-    check_footprints(sample(4, seed=0), tmp_path)
+    gathered = SPEC.problem({**GATHERED["two sources"], "heads": 128, "kv_heads": 1, "head_dim": 256})
+    variants = [v for v in fitting(ARCH, gathered) if v.implementation == KERNEL]
+    check_footprints([*sample(4, seed=0), (random.Random(0).choice(variants), gathered)], tmp_path)
 
 
 @pytest.mark.slow

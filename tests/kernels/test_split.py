@@ -163,6 +163,7 @@ class Case:
 SMALL = {"m_tile": 64, "pv_n_tile": 64, "kv_tile": 64, "kv_stage": 2, "kv_groups": 1, "ctas_per_sm": 1}
 TWO = {"sources": 2, "s_k2": 200, "has_lengths": True, "mask": "causal", "has_sink": True, "return_lse": True, "t": 3}
 SERVED = {"has_lengths": True, "has_sink": True, "return_lse": True, "batch": 3}
+LISTED = {"heads": 64, "t": 2, "batch": 1, "sources": 2, "s_k2": 300, "gather": True, "top_k": 150, "return_lse": True}
 MERGES = ("cluster", "kernel")
 
 
@@ -184,6 +185,7 @@ def cases() -> dict[str, Case]:
                 {"kv_shared": True, "page": 64, "has_lengths": True}, {**SMALL, "num_splits": 4}, slow=True
             ),
         }
+        found[f"{merge}: a listed second source"] = Case(LISTED, {**SMALL, "num_splits": 4})
     found["cluster: three"] = Case({"s_k": 420}, {**SMALL, "num_splits": 3})
     found["cluster: 16"] = Case({"batch": 1, "s_k": 1152}, {**SMALL, "kv_stage": 1, "num_splits": 16})
     found["kernel: 64"] = Case({"batch": 1, "s_k": 700}, {**SMALL, "kv_stage": 1, "num_splits": 64})

@@ -65,6 +65,21 @@ def _print_rows(problem: ProblemReport, out: Printer) -> None:
             f"slowest {units.seconds(max(compiled))} ({slowest.variant.id})"
         )
     out.line(f"  {text}")
+    accuracy = units.accuracy(_worst(ok))
+    if accuracy:
+        out.line(f"  their worst figures against the oracle: {accuracy}")
+
+
+def _worst(rows: Sequence[Row]) -> Values:
+    """The worst accuracy of all results that were verified, on a device or in the simulator."""
+    outcomes = [row.outcomes.get(stage) for row in rows for stage in (Stage.VERIFY, Stage.SIMULATE)]
+    facts = [outcome.facts for outcome in outcomes if outcome is not None and "cosine" in outcome.facts]
+    worst = {"cosine": min(float(fact["cosine"]) for fact in facts)} if facts else {}
+    for name in ("relative_norm", "rounding_ratio", "max_abs_error"):
+        known = [float(fact[name]) for fact in facts if name in fact]
+        if known:
+            worst[name] = max(known)
+    return Values(worst)
 
 
 def _stored(problem: ProblemReport) -> str:
