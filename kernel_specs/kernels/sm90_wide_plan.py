@@ -36,8 +36,9 @@ class WidePlan(Plan):
         # All producer threads gather K's parts and V's.
         self.gather_threads = WARP_GROUP_THREADS
         self.fills = self.gather_threads + 1 if problem.gather else 1
-        # Gathering takes addresses: with 40 registers it spilled (ptxas of CUDA 12.9, 2026-11-29).
-        self.consumer_registers, self.producer_registers = (232, 48) if problem.gather else (240, 24)
+        # Gathering takes addresses: with 40 registers it spilled (ptxas of CUDA 12.9, 2026-11-29). All three
+        # warp groups' together must be at most 3 * 168, what 384 threads have at launch, or the last one waits forever.
+        self.consumer_registers, self.producer_registers = (224, 56) if problem.gather else (240, 24)
         self.part_columns = tunables.part_columns
         self.parts = HEAD_DIM // tunables.part_columns
         self.own_parts = OWN_COLUMNS // tunables.part_columns
