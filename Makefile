@@ -18,8 +18,8 @@ help: ## Show this
 setup: ## Build .venv from pyproject.toml (quick when nothing changed)
 	@sh scripts/setup.sh
 
-sweep: setup ## Tune SPEC: without a GPU, cross-compile it for sm_100a
-	$(strip $(TUNEKIT) sweep $(SPEC) $(arch) $(ARGS))
+sweep: setup ## Tune SPEC, 12 variants a problem unless ARGS says else: without a GPU, cross-compile it for sm_100a
+	$(strip $(TUNEKIT) sweep $(SPEC) $(arch) $(if $(ARGS),$(ARGS),--budget 12 --search random))
 
 test: setup ## Run the tests that need no GPU, two files at a time
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)

@@ -1,10 +1,9 @@
 """Attention beside its peers on this GPU, in one run: tunekit, flash-attn-4, cuDNN and FA2 through torch SDPA.
 
-    python benchmarks/attention.py TABLE [--rounds 12] [--json FILE]        TABLE: prefill, decode, wide, tiles
+    python benchmarks/attention.py [TABLE ...] [--rounds 12] [--json FILE]        TABLE: prefill, decode, wide
 
 ``prefill``: b=2, s=8192, head_dim 64/128/256, causal and not. ``decode``: one token, 128 heads over 1. ``wide``: the
-same at head_dim 512: separate K and V, one latent (K == V), and the two sources of a DeepSeek-V4-like layer. ``tiles``:
-one launch beside a launch for each KV tile and a merge.
+same at head_dim 512: separate K and V, one latent (K == V), and the two sources of a DeepSeek-V4-like layer.
 
 Contestants take turns for an even number of rounds, the order reversed every other round; a time is CUDA-graph replay
 with a cold L2, the flush subtracted; `host` is a call in a plain Python loop, back to back. "tunekit" is what
@@ -285,12 +284,12 @@ def version(name: str) -> str:
         return "not installed"
 
 
-def measured(table: str, problems: list[dict[str, Any]], rounds: int) -> Iterator[dict[str, Any]]:
+def measured(problems: list[dict[str, Any]], rounds: int) -> Iterator[dict[str, Any]]:
     """The results, from a process that measures one problem after another: a contestant that faults on the GPU takes
     its problem along, and the next one begins in a new process."""
     left = list(problems)
     while left:
-        command = [sys.executable, __file__, table, "--rounds", str(rounds), "--these", json.dumps(left)]
+        command = [sys.executable, __file__, "--rounds", str(rounds), "--these", json.dumps(left)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None and child.stderr is not None
             for line in child.stdout:
@@ -304,7 +303,7 @@ def measured(table: str, problems: list[dict[str, Any]], rounds: int) -> Iterato
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention beside its peers.")
-    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], metavar="TABLE", help=f"of {', '.join(TABLES)}")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--these", help=argparse.SUPPRESS)
@@ -319,11 +318,13 @@ def main() -> None:
     here = environment()
     names = ("torch", "flash-attn-4", "nvidia-cutlass-dsl")
     print(f"{here.gpu}, driver {here.driver}, " + ", ".join(f"{name} {version(name)}" for name in names), flush=True)
-    results = []
-    for result in measured(options.table, list(TABLES[options.table]()), options.rounds):
-        results.append(result)
-        show(result)
-    print("\n" + "\n".join(summary(results)))
+    results: dict[str, list[dict[str, Any]]] = {}
+    for table in options.tables or TABLES:
+        results[table] = []
+        for result in measured(list(TABLES[table]()), options.rounds):
+            results[table].append(result)
+            show(result)
+        print("\n" + "\n".join(f"{table}: {line}" for line in summary(results[table])), flush=True)
     if options.json:
         options.json.write_text(json.dumps({"environment": to_json(here), "results": results}, indent=1))
 

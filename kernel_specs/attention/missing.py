@@ -22,8 +22,9 @@ FEATURES: dict[str, tuple[str, Predicate]] = {
     "gather": ("gathered source", lambda v: v.gather),
     "paged": ("paged keys", lambda v: v.page > 0),
     "varlen": ("packed sequences", lambda v: v.varlen),
-    "merge": ("unnormalised outputs for merging", lambda v: not v.normalize),
 }
+MERGE: tuple[str, Predicate] = ("unnormalised outputs for merging", lambda v: not v.normalize)
+"""Every kernel of our own has these; libraries don't."""
 
 
 def not_yet(kernel: str, *features: str) -> tuple[Constraint, ...]:
@@ -33,7 +34,8 @@ def not_yet(kernel: str, *features: str) -> tuple[Constraint, ...]:
 
 def never(library: str, *features: str) -> tuple[Constraint, ...]:
     """A rule ``no_<feature>`` for each feature that somebody else's library does not offer."""
-    return tuple(_absent(library, feature, *FEATURES[feature]) for feature in features)
+    known = {**FEATURES, "merge": MERGE}
+    return tuple(_absent(library, feature, *known[feature]) for feature in features)
 
 
 def _absent(library: str, feature: str, words: str, needs: Predicate) -> Constraint:

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32, Int32, const_expr
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cutlass_dsl import T
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 
 from .sm90_consumer import VECTOR_ELEMENTS, issue, matrix_store, warp_group_barrier
@@ -160,8 +162,8 @@ class WideConsumer:
     def _give(self, step):
         """Round P to the A operand of the own product, and leave it and the rows' maxima to the other warp group.
 
-        From here to the own product there is no branch, or the compiler repeats the rounding behind it, which is also
-        behind the product's wgmma.fence: what branches comes first.
+        What branches comes first: the compiler likes to repeat the rounding behind a branch, which may be behind the
+        product's wgmma.fence, and then the registers change while the product reads them.
         """
         self._clean(step)
         if const_expr(self.plan.rescale_log2 > 0):
@@ -169,6 +171,7 @@ class WideConsumer:
         # An accumulator's register order is the A operand's register order, 16 columns at a time.
         rounded = cute.make_tensor(self.p.iterator, self.acc_s.layout)
         rounded.store(self.acc_s.load().to(self.plan.element))
+        settle(self.p)
         cute.copy(self.store_p, self.store_p.retile(rounded), self.shared_p)
         given, maximum, row = self.maxima_given, self.softmax.maximum, first_row(self.lane)
         if self.lane % 4 == 0:
@@ -259,3 +262,15 @@ class WideConsumer:
     def meet(self):
         """Barrier of both consumer warp groups."""
         cute.arch.barrier(barrier_id=BARRIER_MEET, number_of_threads=CONSUMER_THREADS)
+
+
+@cute.jit
+def settle(fragment):
+    """Make a fragment's registers final where this stands: what is read later is these, not the computation repeated.
+
+    The moves have side effects as far as the compiler knows, so none is repeated; the assembler drops them.
+    """
+    words = cute.recast_tensor(fragment, Int32)
+    for i in cutlass.range_constexpr(cute.size(words)):
+        moved = llvm.inline_asm(T.i32(), [words[i].ir_value()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
+        words[i] = Int32(moved)

@@ -246,7 +246,7 @@ def test_a_budget_is_spent_whole_and_the_default_is_among_what_it_buys(
 
     monkeypatch.setattr(ProblemRun, "_evaluate", take)
     last = ids(MANY, {"n": 64}, number=(20,))[0]
-    monkeypatch.setattr("tunekit.sweep.problem.default_variant", lambda spec, arch, problem: by_id(last))
+    monkeypatch.setattr("tunekit.sweep.problem.default_variants", lambda spec, arch, problem: [by_id(last)])
     cache.run(MANY, {"n": 64}, search=search, budget=str(budget), verify="none")
     numbers = [number for batch in evaluated for number in batch]
     assert len(numbers) == len(set(numbers)) == budget

@@ -17,7 +17,7 @@ from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, Wi
 from tunekit.probe import DISAGREEMENT
 from tunekit.progress import ProblemReport, Row, SweepEvent
 from tunekit.search import Budget, Told, make_strategy
-from tunekit.space import Expansion, declared_footprint, default_variant, expand
+from tunekit.space import Expansion, declared_footprint, default_variants, expand
 from tunekit.spec import KernelSpec
 from tunekit.store.shipped import shipped_winners
 from tunekit.sweep.measuring import Measurer, Timed, incumbent_of, middle
@@ -83,8 +83,10 @@ class ProblemRun:
                 self._finish(variant, over[variant.id], 0, 0)
         shipped = shipped_winners(run.spec.name, run.target.arch.name)
         incumbent, seeds = incumbent_of(run.store, run.spec, self.problem, run.target, shipped)
-        default = default_variant(run.spec, run.target.arch, self.problem)
-        first = [v.id for v in (*([incumbent.variant] if incumbent else []), *([default] if default else []), *seeds)]
+        defaults = default_variants(run.spec, run.target.arch, self.problem)
+        default = defaults[0] if defaults else None
+        opening = (*([incumbent.variant] if incumbent else []), *defaults[:1], *seeds, *defaults[1:])
+        first = [variant.id for variant in opening]
         if not fitting:
             self.why_no_winner = f"no variant fits {run.target.arch.name}: all are over budget"
             return
@@ -175,7 +177,7 @@ class ProblemRun:
         return tried.facts if tried else Values()
 
     def _batches(self, fitting: list[Variant], first: Sequence[str]) -> Iterator[list[Variant]]:
-        """What to evaluate, a batch at a time: the incumbent, default and seeds, then the search's proposals."""
+        """What to evaluate, a batch at a time: incumbent, seeds and every default, then the search's proposals."""
         options, started = self.run.options, time.monotonic()
         by_id = {variant.id: variant for variant in fitting}
         strategy = make_strategy(options.search, fitting, self.budget, options.seed)
