@@ -68,6 +68,7 @@ class FmhaSm90Wide:
         layouts = self._smem_layouts()
         # Tracing a kernel replaces what its dict holds.
         to_combine = [given.get(name) for name in ("workspace", "o", "lse", "row_max", "sink", "scale")]
+        starts = given.get("cu_seqlens_q")
         self._kernel(given, tma_operands(plan, given, layouts), layouts).launch(
             grid=self._grid(given),
             block=(plan.threads, 1, 1),
@@ -77,7 +78,7 @@ class FmhaSm90Wide:
             preferred_smem_carveout=100,
         )
         if const_expr(plan.merge == "kernel"):
-            make_combine(plan).launch(*to_combine, stream)
+            make_combine(plan).launch(*to_combine, stream, starts)
 
     def _grid(self, given: dict):
         """(CTAs of the row blocks and splits, KV heads, sequences)."""
