@@ -13,8 +13,8 @@ from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.jobs import Limits, Pool, compile_task
 from tunekit.model import Outcome, Values, Variant
+from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import SimulationJob
-from tunekit.simulate.problem import simulate_job
 from tunekit.space import broken, expand, misfit
 from tunekit.spec import load_spec
 
@@ -44,9 +44,10 @@ def variant_of(arch: str, implementation: str, problem: Values, tunables: Mappin
 
 @contextlib.contextmanager
 def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
-    """run(problem, tunables, schedules=1, ...): compiles a variant below `root` once, simulates it on one process."""
+    """run(problem, tunables, schedules=1, ...): compiles a variant below `root` once, simulates it in a child."""
     compiled: dict[str, Mapping[str, Any]] = {}
-    with Pool(workers=1, warm=("cutedsl",), limits=LIMITS) as pool:
+    # A process that has loaded the CuTeDSL runtime, as another test here may have, can't stand in for the driver.
+    with Pool(workers=1, warm=("cutedsl",), limits=LIMITS) as pool, Simulator() as simulator:
 
         def run(
             problem: Mapping[str, Any],
@@ -70,7 +71,7 @@ def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
                 jobs=1,
                 strict=strict,
             )
-            outcome = simulate_job(job, lambda *_: None).outcome()
+            outcome = simulator.simulate(job).outcome()
             facts = {**value["compiled"], **value["seconds"]}
             return dataclasses.replace(outcome, facts=outcome.facts.merged({k: v for k, v in facts.items() if v}))
 

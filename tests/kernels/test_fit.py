@@ -37,7 +37,7 @@ LIMITS = Limits(trace_s=120.0, backend_s=300.0, memory_bytes=4 * 2**30)
 FIELDS = ("smem_bytes", "tmem_columns", "threads", "cluster")
 # How the names of constraints begin that stand for what an implementation is still to learn.
 NOT_YET = "not_yet_"
-SAMPLE, COMPILED = 8, 32
+SAMPLE, COMPILED = 5, 32
 
 
 @pytest.fixture(scope="module")

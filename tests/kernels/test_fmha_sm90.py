@@ -232,6 +232,7 @@ def sample(count: int, seed: int) -> list[tuple[Variant, Values]]:
     return chosen
 
 
+@pytest.mark.slow
 def test_traced_footprints_equal_the_declared_ones(tmp_path: Path) -> None:
     gathered = SPEC.problem({**GATHERED["two sources"], "heads": 128, "kv_heads": 1, "head_dim": 256})
     variants = [v for v in fitting(ARCH, gathered) if v.implementation == KERNEL]

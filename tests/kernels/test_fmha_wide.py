@@ -141,6 +141,7 @@ def test_one_token_a_row_block_gathers() -> None:
     assert not wide(SPEC.problem({**gathered, "heads": 32}))
 
 
+@pytest.mark.slow
 def test_traced_footprints_equal_the_declared_ones(tmp_path: Path) -> None:
     """A sample over what changes the shared memory: shared and separate, gathered and not."""
     wanted = []

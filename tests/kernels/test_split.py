@@ -18,8 +18,8 @@ from tunekit.compiling import units
 from tunekit.jobs import Limits, Pool, compile_task
 from tunekit.model import Status, Values, Variant
 from tunekit.probe import Probe
+from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import SimulationJob
-from tunekit.simulate.problem import simulate_job
 from tunekit.space import default_variant, expand, misfit, workspace
 from tunekit.spec import load_spec
 
@@ -81,6 +81,7 @@ def test_statistics_follow_the_outputs() -> None:
     assert layout.elements(rows, splits, columns) == rows * splits * (columns + 2)
 
 
+@pytest.mark.slow
 def test_traced_footprints_equal_the_declared_ones(tmp_path: Path) -> None:
     """A sample over head dims and merges; the traced cluster is the splits'."""
     found = [(v, p) for d in (64, 256) for p in [problem(head_dim=d)] for v in fitting(p)]
@@ -111,7 +112,8 @@ def simulated(spec_name: str, given: Mapping[str, Any], root: Path, schedules: i
     job = SimulationJob(
         reference, complete, variant, files["so"], files["ptx"], unit.symbol, schedules, 0, "all", jobs=1
     )
-    return simulate_job(job, lambda *_: None).outcome()
+    with Simulator() as simulator:  # a process of its own: this one may have loaded the CuTeDSL runtime
+        return simulator.simulate(job).outcome()
 
 
 COMBINED = {
