@@ -1,7 +1,7 @@
 """What the attention spec declares of a kernel is what its trace allocates and what its machine code uses.
 
-By default a sample is traced that meets every value of every static axis and tunable. The slow tests
-(``make test-fit``) trace every variant for problems that meet every static value, and compile a larger sample.
+``make test-slow`` traces a sample that meets every value of every static axis and tunable; ``make test-fit`` traces
+every variant for problems that meet every static value, and compiles a larger sample.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def test_every_problem_s_flags_and_sizes_have_a_kernel(arch: str) -> None:
     assert [m for m in never if not any(rule.startswith(NOT_YET) for other in barred for rule in other[m])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("arch", "implementation"), BUILT)
 def test_a_sample_that_meets_every_value_traces_as_declared(
