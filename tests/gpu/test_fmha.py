@@ -157,15 +157,27 @@ GRID = tuple(itertools.product(HEAD_DIMS, (True, False), (True, False), HEADS))
 FEATURE_CASES = tuple(itertools.product(FEATURES, HEAD_DIMS))
 
 
+def selected(session: pytest.Session) -> Iterator[tuple[Values, list[Variant]]]:
+    """The problems and variants of the tests that this run selected: `-k` then compiles no more than it runs."""
+    for item in session.items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if item.path != Path(__file__):
+            continue
+        if "feature" in given:
+            yield feature_variants(given["feature"], given["head_dim"])
+        elif "smem_p" in given:
+            p, variant = grid_variant(*(given[name] for name in ("head_dim", "normalize", "smem_p", "heads")))
+            yield p, [variant]
+
+
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Values, Variant], Any]]:
-    """Every case's kernels, compiled side by side in isolation and loaded through tvm_ffi."""
+def kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Values, Variant], Any]]:
+    """The selected cases' kernels, compiled side by side in isolation and loaded through tvm_ffi."""
     root = tmp_path_factory.mktemp("fmha")
     wanted: dict[str, Unit] = {}
-    for p, variants in [
-        *((p, [v]) for p, v in (grid_variant(*case) for case in GRID)),
-        *(feature_variants(feature, head_dim) for feature, head_dim in FEATURE_CASES),
-    ]:
+    for p, variants in selected(request.session):
         for unit in units(SPEC, "fmha", p, variants):
             wanted[unit.key] = unit
     tasks = []
