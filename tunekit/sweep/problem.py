@@ -130,6 +130,7 @@ class ProblemRun:
             run.number,
             resume=options.resume and not options.force,
             retry_failed=options.retry_failed,
+            full=options.cases == "full",
         )
 
     def _simulating(self) -> SimulatingVerifier | None:

@@ -17,7 +17,7 @@ from tunekit.settings import Settings
 from tunekit.spec import absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
-from tunekit.sweep.options import SweepOptions, choose_target, complete_problems
+from tunekit.sweep.options import SweepOptions, check_named, choose_target, complete_problems
 from tunekit.sweep.problem import ProblemRun, candidates_of
 from tunekit.sweep.shared import shared
 
@@ -41,8 +41,7 @@ def sweep(
     wanted = complete_problems(spec, problems)
     budget = parse_budget(options.budget)
     strategy_name(options.search, 0, budget)
-    for problem in wanted:
-        candidates_of(spec, target, problem, options)
+    check_named([candidates_of(spec, target, problem, options)[0] for problem in wanted], options.variants)
     unwritable = ArtifactStore(settings.artifacts).unwritable()
     if unwritable:
         raise UserError(f"a sweep keeps its artifacts, and can't: {unwritable}; set TUNEKIT_CACHE to another directory")
