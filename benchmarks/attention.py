@@ -78,7 +78,7 @@ def wide() -> Iterator[dict[str, Any]]:
             "s_k2": s_k - WINDOW,
         }
         yield {**shape, **v4}
-        yield {**shape, **v4, "gather": True, "top_k": s_k - WINDOW, "s_k2": 4 * s_k}
+        yield {**shape, **v4, "gather": True, "top_k": s_k - WINDOW, "s_k2": 2 * s_k}
 
 
 TABLES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {

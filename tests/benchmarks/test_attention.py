@@ -17,6 +17,7 @@ import attention_peers  # noqa: E402
 import attention_splits  # noqa: E402
 import contest  # noqa: E402
 from tunekit.arch import parse_arch  # noqa: E402
+from tunekit.measure.gpu_state import GpuState  # noqa: E402
 from tunekit.measure.inputs import Arguments  # noqa: E402
 from tunekit.spec.inputs import draw, scalars  # noqa: E402
 
@@ -125,6 +126,78 @@ def test_the_own_kernel_is_the_fastest_of_the_final_whatever_the_default_does_th
     finals = [trial("sm90", "first", "final", 8.0), trial("sm90_split", "second", "final", 9.0)]
     assert [one.compile_key for one in attention_peers.ranked([*trials, *finals])] == ["first", "second", "default"]
     assert attention_peers.ranked([trials[3]]) == []
+
+
+# --- a contest --------------------------------------------------------------------------
+
+
+class FakeTimer:
+    """Its windows take what the call returns: a time, or what goes wrong."""
+
+    def estimate_us(self, call):
+        return 5.0
+
+    def window(self, calls, count, flush, method):
+        us = calls[0]()
+        if us == "no graph":
+            if method == "cuda_graph":
+                raise RuntimeError("operation not permitted when stream is capturing")
+            us = 7.0
+        if us == "faults later":
+            return SimpleNamespace(take=faults_at_the_third())
+        return SimpleNamespace(take=lambda read: (us, GpuState()))
+
+
+def faults_at_the_third():
+    turns = iter(range(2))
+
+    def take(read):
+        if next(turns, None) is None:
+            raise RuntimeError("an illegal memory access")
+        return 3.0, GpuState()
+
+    return take
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold a contest without a GPU: rows of calls, and the names said."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(contest, "warm_capture_stream", lambda call: None)
+    monkeypatch.setattr(contest, "host_us", lambda call, estimate_us: 9.0)
+    monkeypatch.setattr(contest, "is_broken", lambda: False)
+    said = []
+
+    def hold(calls, without=()):
+        one = contest.Contest(said.append, FakeTimer(), SimpleNamespace(read=GpuState))
+        return one.rows(calls, lambda name, out: {"checked": name}, 4, dict(without))
+
+    return SimpleNamespace(hold=hold, said=said)
+
+
+def refuse():
+    raise NotImplementedError("head_dim 512 is not supported")
+
+
+def test_who_refuses_or_cannot_be_captured_leaves_the_others_their_times(held):
+    calls = {"plain": lambda: 5.0, "refuses": refuse, "eager": lambda: "no graph", "left out": refuse}
+    rows = held.hold(calls, {"left out": "faulted: before"})
+    assert rows["refuses"] == {"refused": "head_dim 512 is not supported"}
+    assert rows["left out"] == {"refused": "faulted: before"}
+    assert (rows["plain"]["median_us"], rows["plain"]["method"]) == (5.0, "cuda_graph")
+    assert (rows["eager"]["median_us"], rows["eager"]["method"]) == (7.0, "events")
+    assert len(rows["plain"]["samples_us"]) == 4 and rows["plain"]["checked"] == "plain"
+    assert held.said == ["plain", "refuses", "eager", ""]
+
+
+def test_a_fault_names_who_had_it(held, monkeypatch):
+    with pytest.raises(contest.Fault, match="an illegal memory access") as fault:
+        held.hold({"plain": lambda: 5.0, "late": lambda: "faults later"})
+    assert fault.value.name == "late"
+    monkeypatch.setattr(contest, "is_broken", lambda: True)
+    with pytest.raises(contest.Fault, match="head_dim") as fault:
+        held.hold({"plain": lambda: 5.0, "refuses": refuse})
+    assert fault.value.name == "refuses"
 
 
 # --- measuring processes ----------------------------------------------------------------
