@@ -41,7 +41,8 @@ def sweep(
     wanted = complete_problems(spec, problems)
     budget = parse_budget(options.budget)
     strategy_name(options.search, 0, budget)
-    check_named([candidates_of(spec, target, problem, options)[0] for problem in wanted], options.variants)
+    candidates = {problem: candidates_of(spec, target, problem, options) for problem in wanted}
+    check_named([found.expansion for found in candidates.values()], options.variants)
     unwritable = ArtifactStore(settings.artifacts).unwritable()
     if unwritable:
         raise UserError(f"a sweep keeps its artifacts, and can't: {unwritable}; set TUNEKIT_CACHE to another directory")
@@ -56,7 +57,7 @@ def sweep(
                 spec, absolute_reference(reference), target, options, settings, store, number, on_event
             ) as means:
                 for problem in wanted:
-                    one = ProblemRun(means, problem, budget)
+                    one = ProblemRun(means, problem, candidates[problem], budget)
                     try:
                         one.go()
                     finally:
