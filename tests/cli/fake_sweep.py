@@ -28,6 +28,7 @@ class SweepOptions:
     force: bool
     retry_failed: bool
     verify: str
+    cases: str
     device: int
     variants: tuple[str, ...] = ()
 

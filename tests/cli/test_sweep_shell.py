@@ -128,12 +128,14 @@ def test_flags_reach_the_pipeline(monkeypatch, scale, tunekit):
     module.sweep = spy
     monkeypatch.setitem(sys.modules, "tunekit.sweep", module)
     flags = "--budget 5m --search random --seed 7 --jobs 3 --compile-timeout 2m --trace-timeout 9 --run-timeout 0.5"
-    more = "--memory-limit 2GiB --no-resume --force --retry-failed --verify none --variant abc --db d.db"
+    more = (
+        "--memory-limit 2GiB --no-resume --force --retry-failed --verify none --cases problem --variant abc --db d.db"
+    )
     assert tunekit("sweep", scale, "--problem", "rows=8", "cols=128", *flags.split(), *more.split()).status == 0
     options, settings = seen["options"], seen["settings"]
     assert [dict(p) for p in seen["problems"]] == [{"rows": 8, "cols": 128, "dtype": "float32"}]
     assert (options.budget, options.search, options.seed, options.jobs) == ("300s", "random", 7, 3)
     assert (options.resume, options.force, options.retry_failed, options.verify) == (False, True, True, "none")
-    assert options.variants == ("abc",)
+    assert (options.cases, options.variants) == ("problem", ("abc",))
     assert (settings.compile_limit_s, settings.trace_limit_s, settings.run_limit_s) == (120.0, 9.0, 0.5)
     assert (settings.memory_limit_bytes, settings.jobs, settings.database.name) == (2 * 2**30, 3, "d.db")

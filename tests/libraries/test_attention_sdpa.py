@@ -54,7 +54,7 @@ def test_it_computes_what_the_oracle_does(backend: str, pack: bool, given: dict[
     (variant,) = [v for v in expand(SPEC, HOST, problem).variants if v.tunables == tunables]
     function = make(SDPA, Build(HOST, SPEC.static(problem), tunables))
     verifier = Verifier(Device(None))
-    outcome = verifier.verify(REFERENCE, SPEC, variant, problem, function, 2, lambda phase, doing: None)
+    outcome = verifier.verify(REFERENCE, SPEC, variant, problem, function, 2, True, lambda phase, doing: None)
     assert outcome.status is Status.OK, outcome.reason
 
 

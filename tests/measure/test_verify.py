@@ -44,6 +44,15 @@ def test_only_the_right_one_may_win(compiler, shared_worker):
     assert choose(samples, default="none").winner in samples
 
 
+def test_one_draw_without_edges_sees_less(compiler, shared_worker):
+    """What is wrong only for odd sizes passes at an even one where the edges are left out, and the facts say so."""
+    odd = compiler.job("host_scale", "host_faulty", ROWS, fault="odd_rows")
+    outcome = shared_worker.verify(odd, seeds=1, edges=False)
+    assert outcome.ok and outcome.facts["cases"] == 1
+    wrong = compiler.job("host_scale", "host_faulty", ROWS, fault="one_element")
+    assert shared_worker.verify(wrong, seeds=1, edges=False).status is Status.WRONG_RESULT
+
+
 def test_one_wrong_of_a_million_that_is_ten_times_faster(compiler, shared_worker):
     """Case 44: one wrong element of 2**20 is found, whatever the speed."""
     outcome = shared_worker.verify(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.sweep import SweepOptions
 from tunekit.sweep.measuring import Measurer
-from tunekit.sweep.options import choose_target
+from tunekit.sweep.options import check_named, choose_target, restrict
 from tunekit.sweep.problem import ProblemRun
 
 SCALE = reference("host_scale", "host_scale")
@@ -65,6 +66,36 @@ def test_a_variant_that_spins_or_crashes_is_named_and_the_rest_are_measured(cach
     cache.limits["run_limit_s"] = 0.5
     report = cache.run(FAULTY, ROWS, variants=ids(FAULTY, ROWS, fault=("none", "spin", "crash", "ulp")))
     assert statuses(report) == {"none": "ok", "spin": "run_timeout", "crash": "device_fault", "ulp": "ok"}
+
+
+def test_a_sweep_may_verify_the_problem_alone_and_a_full_one_does_it_again(cache: Cache) -> None:
+    """What is wrong at odd sizes passes one draw of an even one; its time there is none for a full verification."""
+    chosen = ids(FAULTY, ROWS, fault=("none", "odd_rows"))
+    assert statuses(cache.run(FAULTY, ROWS, variants=chosen, cases="problem")) == {"none": "ok", "odd_rows": "ok"}
+    assert statuses(cache.run(FAULTY, ROWS, variants=chosen)) == {"none": "ok", "odd_rows": "wrong_result"}
+    with cache.store() as store:
+        verified = store.trials(spec="host_faulty", stage=Stage.VERIFY)
+    assert [trial.outcome.facts.get("cases", 0) for trial in verified if trial.outcome.ok] == [1, 1, 5]
+    again = cache.run(FAULTY, ROWS, variants=chosen[:1], cases="problem")
+    assert again.problems[0].winner is not None
+    with cache.store() as store:
+        assert len(store.trials(spec="host_faulty", stage=Stage.VERIFY)) == len(verified), "the full one is enough"
+
+
+def test_a_variant_is_for_one_of_the_problems_at_least(cache: Cache) -> None:
+    """An id that a problem has no variant for is passed over there; one that no problem has is a mistake."""
+    spec = load_spec(SCALE)
+    here = expand(spec, ARCHES["host"], spec.problem(ROWS))
+    first, second = (variant.id for variant in here.variants[:2])
+    less = replace(here, variants=here.variants[1:])
+    assert [variant.id for variant in restrict(less, (first, second)).variants] == [second]
+    check_named([less, here], (first, second))
+    with pytest.raises(UserError, match="no variant id begins with"):
+        restrict(less, (first,))
+    with pytest.raises(UserError, match="no variant id begins with 'zz' for these problems"):
+        check_named([less, here], (second, "zz"))
+    with pytest.raises(UserError, match="no variant id begins with 'zz'"):
+        cache.run(SCALE, ROWS, variants=(second, "zz"))
 
 
 def test_where_all_variants_fail_nothing_is_stored_as_a_winner(cache: Cache) -> None:

@@ -49,6 +49,14 @@ from tunekit.spec import load_spec
     "Only what was measured on a device can win.",
 )
 @click.option(
+    "--cases",
+    type=click.Choice(["full", "problem"]),
+    default="full",
+    show_default=True,
+    help="What a variant must get right on the device: three draws of the inputs and the edges of every size; or one "
+    "draw of the problem alone, where many problems share the kernels.",
+)
+@click.option(
     "--device", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="The GPU to measure on."
 )
 @click.option(
@@ -79,6 +87,7 @@ def sweep(
     memory_limit: int | None,
     run_timeout: float | None,
     verify: str,
+    cases: str,
     device: int,
     resume: bool,
     force: bool,
@@ -118,6 +127,7 @@ def sweep(
         force=force,
         retry_failed=retry_failed,
         verify=verify,
+        cases=cases,
         device=device,
     )
     with progress_display(sys.stderr) as on_event:

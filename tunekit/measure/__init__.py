@@ -5,7 +5,7 @@ imports nothing heavy. The device half (worker, device, inputs, verify, timing, 
 imports torch and runs in the child process only.
 """
 
-from tunekit.measure.client import LateFault, MeasuringWorker
+from tunekit.measure.client import SEEDS, LateFault, MeasuringWorker
 from tunekit.measure.job import OUT_OF_MEMORY, RunJob
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.protocol import protocol
@@ -14,6 +14,7 @@ from tunekit.measure.statistics import DEFAULT_MARGIN, Decision, Standing, choos
 __all__ = [
     "DEFAULT_MARGIN",
     "OUT_OF_MEMORY",
+    "SEEDS",
     "Decision",
     "LateFault",
     "MeasuringWorker",

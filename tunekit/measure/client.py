@@ -20,6 +20,8 @@ from tunekit.model import Outcome, Stage, Status, Values
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
 
 PREPARE_LIMIT_S = 600.0
+# Sets of random inputs of a verification.
+SEEDS = 3
 # Of the first call of a library, which may compile what it runs.
 FIRST_CALL_LIMIT_S = 300.0
 
@@ -75,13 +77,13 @@ class MeasuringWorker:
 
     # --- requests -----------------------------------------------------------------------
 
-    def verify(self, job: RunJob, *, seeds: int = 3) -> Outcome:
-        """Whether the variant is right: `seeds` sets of random inputs, and each edge length.
+    def verify(self, job: RunJob, *, seeds: int = SEEDS, edges: bool = True) -> Outcome:
+        """Whether the variant is right: `seeds` sets of random inputs and, with `edges`, each edge length.
 
         Raises:
             UserError: the request or the spec is at fault.
         """
-        request = {"kind": "verify", "seeds": positive_int("seeds", seeds)}
+        request = {"kind": "verify", "seeds": positive_int("seeds", seeds), "edges": edges}
         return self._single(request, job, Stage.VERIFY)
 
     def time(self, job: RunJob, repetitions: int = 10, warmup: int = 2, *, cold: bool = True) -> Outcome:

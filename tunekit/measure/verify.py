@@ -39,14 +39,15 @@ class Case:
         return f"{self.problem} seed={self.seed}"
 
 
-def cases(spec: KernelSpec, variant: Variant, problem: Values, seeds: int) -> tuple[Case, ...]:
-    """What to verify: `problem` under each seed, then each dynamic dim at each of its edges, with what follows from it.
+def cases(spec: KernelSpec, variant: Variant, problem: Values, seeds: int, edges: bool = True) -> tuple[Case, ...]:
+    """What to verify: `problem` under each seed; then, with `edges`, each dynamic dim at each of its edges, with what
+    follows from it.
 
     Edges that the spec's or the variant's constraints forbid are left out.
     """
     found = [Case(problem, seed) for seed in range(seeds)]
     for axis in spec.axes:
-        if axis.static or axis.kind != "dim":
+        if axis.static or axis.kind != "dim" or not edges:
             continue
         for edge in axis.edges:
             if edge == problem[axis.name]:
@@ -112,13 +113,14 @@ class Verifier:
         problem: Values,
         function: Callable[..., Any],
         seeds: int,
+        edges: bool,
         phase: Phase,
     ) -> Outcome:
         """Run every case twice; the first fault ends it. `reference` is what ``load_spec`` took.
 
         What the launch itself raises goes on to the caller.
         """
-        to_try = cases(spec, variant, problem, seeds)
+        to_try = cases(spec, variant, problem, seeds, edges)
         figures = Figures()
         for case in to_try:
             wrong = self._case(reference, spec, variant, case, function, figures, phase)

@@ -134,6 +134,7 @@ class Worker:
             loaded.job.problem,
             loaded.function,
             request["seeds"],
+            request["edges"],
             lambda phase, doing: self._report(phase, id, doing),
         )
 

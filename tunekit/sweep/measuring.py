@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunekit.compiling import Unit
-from tunekit.measure import OUT_OF_MEMORY, Decision, MeasuringWorker, RunJob, choose
+from tunekit.measure import OUT_OF_MEMORY, SEEDS, Decision, MeasuringWorker, RunJob, choose
 from tunekit.measure.protocol import is_current
 from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant, Winner
 from tunekit.spec import KernelSpec
@@ -42,33 +42,39 @@ class Measurer:
     sweep: int
     resume: bool
     retry_failed: bool
+    full: bool = True  # verify under several seeds and at every edge, not one draw of the problem alone
 
     def earlier(self) -> dict[str, Outcome]:
         """What former sweeps found out here for this problem, by compile key: search times, and failures.
 
         Of the failures only those that are the variant's own: a final whose windows were all
-        throttled, or memory that others had taken, is no reason not to try again.
+        throttled, or memory that others had taken, is no reason not to try again. Nor does a time
+        count for a full verification whose variant passed a smaller one alone.
         """
         if not self.resume:
             return {}
         here = comparable(self.target.environment)
         known: dict[str, Outcome] = {}
+        checked: dict[str, int] = {}
         for trial in self.store.trials(spec=self.spec.name, arch=self.target.arch.name, problem=self.problem):
             outcome = trial.outcome
             if comparable(trial.environment) != here or outcome.stage not in (Stage.VERIFY, Stage.MEASURE):
                 continue
+            if outcome.ok and outcome.stage is Stage.VERIFY:
+                checked[trial.compile_key] = max(checked.get(trial.compile_key, 0), int(outcome.facts.get("cases", 0)))
             timed = outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search")
             own_fault = not outcome.ok and not outcome.windows and not outcome.facts.get(OUT_OF_MEMORY, False)
             if timed or (own_fault and not self.retry_failed):
                 known[trial.compile_key] = outcome
-        return known
+        least = SEEDS if self.full else 1
+        return {key: outcome for key, outcome in known.items() if not outcome.ok or checked.get(key, least) >= least}
 
     def check(self, unit: Unit) -> Outcome:
         """Verify a variant and, if it is right, time it; the last outcome."""
         job = self._job(unit)
         if isinstance(job, Outcome):
             return job
-        verified = self._kept(unit, self.worker.verify(job))
+        verified = self._kept(unit, self.worker.verify(job, seeds=SEEDS if self.full else 1, edges=self.full))
         return self._kept(unit, self.worker.time(job)) if verified.ok else verified
 
     def final(

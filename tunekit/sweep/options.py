@@ -15,6 +15,7 @@ from tunekit.space import Expansion, choose_arch, named
 from tunekit.spec import KernelSpec
 
 VERIFIERS = ("auto", "gpu", "simulate", "none")
+CASES = ("full", "problem")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class SweepOptions:
     """`budget`: evaluations (``40``) or time (``10m``); `verify`: ``gpu`` demands a device of the
     target architecture, ``simulate`` runs the compiled kernels on the CPU and measures nothing,
     ``auto`` uses a device if it is here and else simulates, ``none`` ends after compiling.
-    `variants` restricts the sweep to those whose ids begin so."""
+    `cases`: on the device, ``full`` verifies under several seeds and at the edges of every size,
+    ``problem`` one draw of the problem itself. `variants` restricts the sweep to those whose ids
+    begin so; each must be there for one of the problems, not for all."""
 
     arch: str | None = None
     implementation: str | None = None
@@ -34,6 +37,7 @@ class SweepOptions:
     force: bool = False
     retry_failed: bool = False
     verify: str = "auto"
+    cases: str = "full"
     device: int = 0
     variants: tuple[str, ...] = ()
 
@@ -58,6 +62,8 @@ def choose_target(spec: KernelSpec, options: SweepOptions) -> Target:
     """
     if options.verify not in VERIFIERS:
         raise UserError(f"unknown --verify '{options.verify}' (known: {', '.join(VERIFIERS)})")
+    if options.cases not in CASES:
+        raise UserError(f"unknown --cases '{options.cases}' (known: {', '.join(CASES)})")
     here = environment(options.device)
     arch, _ = choose_arch(spec, options.arch, here.arch, options.implementation)
     if options.verify == "none":
@@ -92,9 +98,23 @@ def complete_problems(spec: KernelSpec, given: Sequence[Mapping[str, Value]]) ->
 def restrict(expansion: Expansion, ids: Sequence[str]) -> Expansion:
     """The expansion's variants whose ids begin with one of `ids`; all of them if there are none.
 
+    An id of a variant that is not for this problem is passed over, as long as another one is.
+
     Raises:
-        UserError: no variant, or more than one, begins with an id.
+        UserError: no variant begins with any of the ids, or more than one with the same.
     """
-    left = tuple(named(expansion.variants, ids))
+    here = [id for id in ids if any(variant.id.startswith(id) for variant in expansion.variants)]
+    left = tuple(named(expansion.variants, here or ids))
     removed = {**expansion.removed, "--variant": len(expansion.variants) - len(left)}
     return dataclasses.replace(expansion, variants=left, removed={k: n for k, n in removed.items() if n})
+
+
+def check_named(expansions: Sequence[Expansion], ids: Sequence[str]) -> None:
+    """Raise UserError where an id begins that of no variant of any problem: it is misspelt."""
+    known = [variant.id for expansion in expansions for variant in expansion.variants]
+    for wanted in ids:
+        if not any(id.startswith(wanted) for id in known):
+            raise UserError(
+                f"no variant id begins with '{wanted}' for these problems and this architecture "
+                "(tunekit list shows them)"
+            )

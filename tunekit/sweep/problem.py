@@ -29,10 +29,17 @@ from tunekit.sweep.simulating import UNDECIDED, SimulatingVerifier
 BATCH = 8
 
 
-def candidates_of(
-    spec: KernelSpec, target: Target, problem: Values, options: SweepOptions
-) -> tuple[Expansion, list[Variant], dict[str, Outcome]]:
-    """The expansion of a problem, the variants that fit, and an outcome for each that does not.
+@dataclass(frozen=True)
+class Candidates:
+    """The expansion of a problem, the variants that fit, and an outcome for each that does not, by id."""
+
+    expansion: Expansion
+    fitting: list[Variant]
+    over: dict[str, Outcome]
+
+
+def candidates_of(spec: KernelSpec, target: Target, problem: Values, options: SweepOptions) -> Candidates:
+    """What a sweep may try for a problem.
 
     Raises:
         UserError: no variant is valid, with the constraints to blame.
@@ -51,7 +58,7 @@ def candidates_of(
             fitting.append(variant)
         else:
             over[variant.id] = Outcome(Stage.PROBE, Status.OVER_BUDGET, misfit, footprint=footprint)
-    return expansion, fitting, over
+    return Candidates(expansion, fitting, over)
 
 
 @dataclass
@@ -60,6 +67,7 @@ class ProblemRun:
 
     run: Shared
     problem: Values
+    candidates: Candidates
     budget: Budget
     expansion: Expansion | None = None
     footprints: dict[str, Footprint] = field(default_factory=dict)
@@ -73,7 +81,7 @@ class ProblemRun:
 
     def go(self) -> None:
         run = self.run
-        expansion, fitting, over = candidates_of(run.spec, run.target, self.problem, run.options)
+        expansion, fitting, over = self.candidates.expansion, self.candidates.fitting, self.candidates.over
         self.expansion = expansion
         self._emit("expanded", text=f"{self.problem}: {expansion.blame()}")
         for absent in expansion.absent:
@@ -130,6 +138,7 @@ class ProblemRun:
             run.number,
             resume=options.resume and not options.force,
             retry_failed=options.retry_failed,
+            full=options.cases == "full",
         )
 
     def _simulating(self) -> SimulatingVerifier | None:

@@ -17,7 +17,7 @@ from tunekit.settings import Settings
 from tunekit.spec import absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
-from tunekit.sweep.options import SweepOptions, choose_target, complete_problems
+from tunekit.sweep.options import SweepOptions, check_named, choose_target, complete_problems
 from tunekit.sweep.problem import ProblemRun, candidates_of
 from tunekit.sweep.shared import shared
 
@@ -41,8 +41,8 @@ def sweep(
     wanted = complete_problems(spec, problems)
     budget = parse_budget(options.budget)
     strategy_name(options.search, 0, budget)
-    for problem in wanted:
-        candidates_of(spec, target, problem, options)
+    candidates = {problem: candidates_of(spec, target, problem, options) for problem in wanted}
+    check_named([found.expansion for found in candidates.values()], options.variants)
     unwritable = ArtifactStore(settings.artifacts).unwritable()
     if unwritable:
         raise UserError(f"a sweep keeps its artifacts, and can't: {unwritable}; set TUNEKIT_CACHE to another directory")
@@ -57,7 +57,7 @@ def sweep(
                 spec, absolute_reference(reference), target, options, settings, store, number, on_event
             ) as means:
                 for problem in wanted:
-                    one = ProblemRun(means, problem, budget)
+                    one = ProblemRun(means, problem, candidates[problem], budget)
                     try:
                         one.go()
                     finally:

@@ -1,0 +1,8 @@
+"""benchmarks/ holds scripts: their folder is where they import from each other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
