@@ -9,6 +9,7 @@ every other KV tile, and merge their results at the end.
 The parts, in the order of the pipeline:
 
 - sm90_plan.py: what is static about a variant;
+- sm90_schedule.py: which row blocks a CTA works on, in what order;
 - sm90_runs.py: which KV tiles a CTA visits: one walk over a run of tiles of each KV source;
 - sm90_load.py: the producers, a TMA ring each for K and V;
 - sm90_gather.py: the same for a source whose rows are listed;
@@ -44,6 +45,7 @@ from .sm90_load import Ring, TileStream, fill_ring, load_q, make_pipe, make_ring
 from .sm90_output import Output
 from .sm90_plan import BARRIER_GATHER, BLOCK_ROWS, WARP_THREADS, WARPS_PER_GROUP, Plan
 from .sm90_runs import part_of, runs_of
+from .sm90_schedule import grid, own_place
 from .sm90_softmax import ScoreMask
 from .sm90_split import ClusterOutput, PartialOutput, make_combine
 
@@ -74,7 +76,7 @@ class FmhaSm90:
         to_combine = [given.get(name) for name in ("workspace", "o", "lse", "row_max", "sink", "scale")]
         starts = given.get("cu_seqlens_q")
         self._kernel(given, tma_operands(plan, given, layouts), layouts, tiled_mmas(plan)).launch(
-            grid=self._grid(given),
+            grid=grid(plan, given),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster, 1, 1),
             stream=stream,
@@ -83,16 +85,6 @@ class FmhaSm90:
         )
         if const_expr(plan.merge == "kernel"):
             make_combine(plan).launch(*to_combine, stream, starts)
-
-    def _grid(self, given: dict):
-        """(CTAs of the row blocks, slices and splits, KV heads, sequences)."""
-        plan = self.plan
-        if const_expr(plan.problem.varlen):
-            batch, queries = given["cu_seqlens_q"].shape[0] - 1, given["max_t"]
-        else:
-            batch, queries = given["q"].shape[0], given["q"].shape[1]
-        clusters = cute.ceil_div(plan.packing.blocks(queries), plan.row_blocks * plan.cluster_m) * plan.slices
-        return clusters * plan.cluster_m * plan.num_splits, plan.problem.kv_heads, batch
 
     def _smem_layouts(self) -> dict:
         """Swizzled shared-memory layouts by name: q, p and o rows by columns, k keys by head_dim, v columns by keys.
@@ -145,7 +137,7 @@ class FmhaSm90:
             for name in tma:
                 cpasync.prefetch_descriptor(tma[name][0])
 
-        place = self._place()
+        place = own_place(plan)
         storage = SmemAllocator().allocate(self._shared_storage())
         smem_q = _tensor(storage.q, layouts["q"])
         q_pipe = make_pipe(plan, storage.q_barriers, 1, BLOCK_ROWS * plan.head_dim * plan.row_blocks, 1)
@@ -181,30 +173,6 @@ class FmhaSm90:
         if const_expr(plan.cluster_m > 1):
             # The other CTAs may still write this one's rings or arrive on its barriers.
             self._synchronize()
-
-    def _place(self) -> SimpleNamespace:
-        """Where a CTA works: batch, kv_head, column_slice, split; its first row block and its cluster's; its rank."""
-        plan = self.plan
-        x, kv_head, batch = cute.arch.block_idx()
-        x, split = x // plan.num_splits, x % plan.num_splits
-        cluster, rank = x // plan.cluster_m, x % plan.cluster_m
-        cluster_row = cluster // plan.slices
-        if const_expr(plan.longest_last):
-            # The longest rows begin first: what is left for the grid's end is short.
-            rows = cute.arch.grid_dim()[0] // (plan.cluster_m * plan.slices * plan.num_splits)
-            cluster_row = rows - 1 - cluster_row
-        cluster_block = cluster_row * plan.cluster_m * plan.row_blocks
-        first_block = (cluster_row * plan.cluster_m + rank) * plan.row_blocks
-        return SimpleNamespace(
-            batch=batch,
-            kv_head=kv_head,
-            column_slice=cluster % plan.slices,
-            first_block=first_block,
-            cluster_block=cluster_block,
-            rank=rank,
-            first_rank=Int32(0),
-            split=split,
-        )
 
     def _v_ring(self, storage, layout, k_ring: Ring, place) -> Ring:
         """The V ring; with kv_shared K's, seen as this CTA's columns of V."""

@@ -47,6 +47,10 @@ COMBINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"has_lengths": True},
         {"m_tile": 64, "kv_tile": 64, "kv_stage": 2, "cluster_m": 2},
     ),
+    "causal, heads side by side": (
+        {"batch": 2, "heads": 6, "kv_heads": 3, "t": 100, "s_k": 130, "head_dim": 64, "mask": "causal"},
+        {"m_tile": 64, "kv_tile": 64, "kv_stage": 2},
+    ),
     "causal packed sequences to merge": (
         {**GQA, "batch": 3, "t": 150, "s_k": 150, "head_dim": 64, "varlen": True, "mask": "causal", "normalize": False},
         {"m_tile": 128, "kv_tile": 64, "kv_stage": 2},
