@@ -112,6 +112,7 @@ class Consumer:
         """The group's steps, of which there is at least one."""
         plan, group = self.plan, self.group
         ring_k, ring_v = _ring_at(group * plan.k_sub, plan.k_stage), _ring_at(group, plan.v_stage)
+        self._wait_before_turn(ring_k, None)
         self._wait_turn()
         acc_s = self._issue_s(ring_k)
         self._pass_turn()
@@ -146,11 +147,13 @@ class Consumer:
     @cute.jit
     def _step(self, ring_k, ring_v, runs, cut_step):
         """S, softmax and P of the next tile, O of the one before; ``cut_step``: its step if it may need a mask."""
+        self._wait_before_turn(ring_k, ring_v)
         self._wait_turn()
         acc_s = self._issue_s(ring_k)
         if const_expr(self.plan.rescale_late):
             self.softmax.rescale(self.acc_o)
-        self._wait_v(ring_v)
+        if const_expr(not self.plan.take_turns):
+            self._wait_v(ring_v)
         self._issue_o(ring_v)
         self._pass_turn()
         ring_k = self._finish_s(ring_k, 1)
@@ -177,8 +180,8 @@ class Consumer:
         blocks = cute.size(self.k, mode=[2])
         stage = ring.clone()
         for part in cutlass.range_constexpr(plan.k_sub):
-            self.k_ring.pipe.consumer_wait(stage)
-            self._see_gathered()
+            if const_expr(not plan.take_turns):
+                self._wait_k(stage)
             issue(self.mma_s, acc_s, self.q, self.k[None, None, None, stage.index], part * blocks, clear=part == 0)
             stage.advance()
         return acc_s
@@ -195,6 +198,21 @@ class Consumer:
                 self.k_ring.pipe.consumer_release(ring)
             ring.advance()
         return _advance(ring, self.plan.k_sub * (self.plan.kv_groups - 1))
+
+    @cute.jit
+    def _wait_before_turn(self, ring_k, ring_v):
+        """Wait for the tiles of a turn's products, K and that of V before it, if any, so that while this warp group has
+        its turn nothing but the products takes time: even a wait for a tile that is there is 2 % of a step."""
+        if const_expr(self.plan.take_turns):
+            self._wait_k(ring_k)
+            if const_expr(ring_v is not None):
+                self._wait_v(ring_v)
+
+    @cute.jit
+    def _wait_k(self, ring):
+        """Wait for a stage of K."""
+        self.k_ring.pipe.consumer_wait(ring)
+        self._see_gathered()
 
     @cute.jit
     def _wait_v(self, ring):
