@@ -21,7 +21,7 @@ from .sm90_plan import (
     Plan,
 )
 from .sm90_runs import Runs
-from .sm90_softmax import OnlineSoftmax, ScoreMask
+from .sm90_softmax import OnlineSoftmax, ScoreMask, round_here
 
 VECTOR_ELEMENTS = 8  # 16 bytes
 
@@ -244,8 +244,7 @@ class Consumer:
             warp_group_barrier(self.index)
         else:
             # An accumulator's register order is the A operand's register order, 16 columns at a time.
-            rounded = cute.make_tensor(self.p.iterator, acc_s.layout)
-            rounded.store(acc_s.load().to(element))
+            round_here(acc_s, self.p)
 
     # ---- unclean tails: 0 * NaN is NaN, so the rows of V behind a sequence's end must not meet P's zeros -------------
 
