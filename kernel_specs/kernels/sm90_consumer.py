@@ -21,6 +21,7 @@ from .sm90_plan import (
     Plan,
 )
 from .sm90_runs import Runs
+from .sm90_schedule import Before
 from .sm90_softmax import OnlineSoftmax, ScoreMask, round_here
 
 VECTOR_ELEMENTS = 8  # 16 bytes
@@ -62,6 +63,22 @@ def issue(mma, acc, frag_a, frag_b, first: cutlass.Constexpr[int], clear: cutlas
     warpgroup.commit_group()
 
 
+@cute.jit
+def open_turns(plan, consumer):
+    """Give warp group 0 the first turn."""
+    if const_expr(plan.take_turns):
+        if consumer == plan.consumers - 1:
+            cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+
+@cute.jit
+def close_turns(plan, consumer):
+    """Take the turn that the last warp group passed last, so that no barrier is left half full."""
+    if const_expr(plan.take_turns):
+        if consumer == 0:
+            cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+
 class Consumer:
     """What one consumer warp group works on.
 
@@ -96,22 +113,24 @@ class Consumer:
     # ---- the walk --------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def attend(self, q_pipe, runs: Runs):
+    def attend(self, q_pipe, runs: Runs, before: Before):
         """Visit this group's tiles of a walk: `acc_o` is then the un-normalised O, `softmax` has its rows' values."""
-        self._open_turns()
-        q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
+        ring_q = _ring_at(before.blocks, 1)
+        q_pipe.consumer_wait(ring_q)
         if const_expr(self.plan.kv_groups == 1 and not self.plan.may_idle):
-            self._walk(runs)
+            self._walk(runs, before.tiles, q_pipe, ring_q)
         else:
             if self.group < runs.steps:
-                self._walk(runs)
-        self._close_turns()
+                self._walk(runs, before.tiles, q_pipe, ring_q)
+            else:
+                self._release_q(q_pipe, ring_q)
 
     @cute.jit
-    def _walk(self, runs):
-        """The group's steps, of which there is at least one."""
+    def _walk(self, runs, tiles, q_pipe, ring_q):
+        """The group's steps, of which there is at least one, after those of as many ``tiles``."""
         plan, group = self.plan, self.group
-        ring_k, ring_v = _ring_at(group * plan.k_sub, plan.k_stage), _ring_at(group, plan.v_stage)
+        ring_k = _ring_at((tiles + group) * plan.k_sub, plan.k_stage)
+        ring_v = _ring_at(tiles + group, plan.v_stage)
         self._wait_before_turn(ring_k, None)
         self._wait_turn()
         acc_s = self._issue_s(ring_k)
@@ -137,6 +156,7 @@ class Consumer:
             for _ in cutlass.range(steps, unroll=1):
                 ring_k, ring_v = self._step(ring_k, ring_v, runs, None)
 
+        self._release_q(q_pipe, ring_q)
         if const_expr(plan.rescale_late):
             self.softmax.rescale(self.acc_o)
         self._wait_v(ring_v)
@@ -171,6 +191,12 @@ class Consumer:
         return ring_k, ring_v
 
     # ---- parts of a step -------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def _release_q(self, q_pipe, ring):
+        """Give Q's place to the next row block's: no S of this one is to come."""
+        if const_expr(self.plan.persistent):
+            q_pipe.consumer_release(ring)
 
     @cute.jit
     def _issue_s(self, ring):
@@ -330,13 +356,6 @@ class Consumer:
     # ---- turns: the order in which the consumer warp groups issue their matrix products ----------------------------
 
     @cute.jit
-    def _open_turns(self):
-        """Give warp group 0 the first turn."""
-        if const_expr(self.plan.take_turns):
-            if self.index == self.plan.consumers - 1:
-                cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
-
-    @cute.jit
     def _wait_turn(self):
         if const_expr(self.plan.take_turns):
             cute.arch.barrier(barrier_id=BARRIER_TURN + self.index, number_of_threads=2 * WARP_GROUP_THREADS)
@@ -346,13 +365,6 @@ class Consumer:
         if const_expr(self.plan.take_turns):
             following = (self.index + 1) % self.plan.consumers
             cute.arch.barrier_arrive(barrier_id=BARRIER_TURN + following, number_of_threads=2 * WARP_GROUP_THREADS)
-
-    @cute.jit
-    def _close_turns(self):
-        """Take the turn that the last warp group passed last, so that no barrier is left half full."""
-        if const_expr(self.plan.take_turns):
-            if self.index == 0:
-                cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
 
 def _ring_at(position, stages):

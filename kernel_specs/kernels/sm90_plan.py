@@ -94,6 +94,8 @@ class Plan:
         # KV heads whose equally long rows run side by side (sm90_schedule). (s 8192, 132 SMs, in tiles of KV: the last
         # CTA ends at 1.11 of the mean at head_dim 256 with one head at a time, at 1.002 with four.)
         self.heads_abreast = self._heads_abreast() if self.longest_last else 1
+        # One CTA an SM that does row blocks one after the other (sm90_schedule).
+        self.persistent = t.get("schedule", "static") == "persistent"
         # A row, or a whole CTA, may see no key: in a tile or at all.
         self.blind_rows = self.mask.by_position or p.has_lengths or p.varlen or p.gather
         # A CTA may have no tile at all.
