@@ -1,11 +1,10 @@
 """Fused multi-head attention forward for Hopper (sm_90a), in CuTeDSL.
 
 One CTA computes ``m_tile`` query rows times ``pv_n_tile`` output columns of one KV head, or a persistent one several
-such row blocks in turn. A producer warp group moves
-tiles with TMA; each of the ``m_tile / 64`` consumer warp groups owns 64 rows and runs the two matrix products on wgmma
-with an online softmax between them. Consumer warp groups share the K and V rings and nothing else, so each one's part
-of shared memory (Q, P, O) is private to it. With ``kv_groups`` = 2 two warp groups own the same 64 rows, each with
-every other KV tile, and merge their results at the end.
+such row blocks in turn. A producer warp group moves tiles with TMA; each of the ``m_tile / 64`` consumer warp groups
+owns 64 rows and runs the two matrix products on wgmma with an online softmax between them. Consumer warp groups share
+the K and V rings and nothing else, so each one's part of shared memory (Q, P, O) is private to it. With ``kv_groups`` =
+2 two warp groups own the same 64 rows, each with every other KV tile, and merge their results at the end.
 
 The parts, in the order of the pipeline:
 

@@ -114,7 +114,8 @@ class Consumer:
 
     @cute.jit
     def attend(self, q_pipe, runs: Runs, before: Before):
-        """Visit this group's tiles of a walk: `acc_o` is then the un-normalised O, `softmax` has its rows' values."""
+        """Visit this group's tiles of a walk: `acc_o` is then the un-normalised O, `softmax` has its rows' values.
+        Where the rings stand follows from what the CTA has done ``before``."""
         ring_q = _ring_at(before.blocks, 1)
         q_pipe.consumer_wait(ring_q)
         if const_expr(self.plan.kv_groups == 1 and not self.plan.may_idle):
@@ -268,8 +269,13 @@ class Consumer:
             # wgmma reads through the async proxy, and reads rows that other warps of the group wrote.
             cute.arch.fence_view_async_shared()
             warp_group_barrier(self.index)
+        # An accumulator's register order is the A operand's register order, 16 columns at a time.
+        elif const_expr(self.plan.take_turns):
+            # Another warp group's products run meanwhile, and rounding each pair as soon as it is there costs more than
+            # it hides (H200, 2026-11-30: head_dim 64 and 128, 2 to 10 %).
+            rounded = cute.make_tensor(self.p.iterator, acc_s.layout)
+            rounded.store(acc_s.load().to(element))
         else:
-            # An accumulator's register order is the A operand's register order, 16 columns at a time.
             round_here(acc_s, self.p)
 
     # ---- unclean tails: 0 * NaN is NaN, so the rows of V behind a sequence's end must not meet P's zeros -------------

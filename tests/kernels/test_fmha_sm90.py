@@ -94,7 +94,7 @@ PERSISTENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"m_tile": 128, "kv_stage": 3, "rescale_log2": 8},
     ),
     "packed causal": (
-        {**ODD, "batch": 45, "t": 100, "s_k": 150, "varlen": True, "mask": "causal", "has_sink": True},
+        {**ODD, "batch": 45, "t": 100, "s_k": 150, "varlen": True, "total_t": 3000, "mask": "causal", "has_sink": True},
         {"m_tile": 64, "kv_stage": 1, "smem_p": True},
     ),
     "two sources lengths window": (
