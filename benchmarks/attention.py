@@ -181,7 +181,6 @@ def split_summary(results: Sequence[Row]) -> Iterator[str]:
         ratios = {name: row["ratio"] for name, row in result["rows"].items() if "ratio" in row}
         split = {name: ratio for name, ratio in ratios.items() if name.startswith(("cluster", "kernel"))}
         tiles = {name: ratio for name, ratio in ratios.items() if name.endswith("merge") and "no merge" not in name}
-        tiles |= {name: ratio for name, ratio in ratios.items() if name.endswith("combine kernel")}
         best = [f"{min(group, key=group.__getitem__)} {min(group.values()):.2f}" for group in (split, tiles) if group]
         yield f"{Values(result['problem'])}: of one launch's time: {', '.join(best) or 'none measured'}"
 

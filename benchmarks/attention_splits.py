@@ -4,8 +4,8 @@ All contestants are tunekit's own kernel for one decoded token with the same til
 keys are shared out. ``one launch``: not split. ``cluster N``: N CTAs a row block that merge in shared memory. ``kernel
 N``: N CTAs a row block, and a second launch that merges (overlapping the first one's end). ``launch a tile``: as it is
 often written, one launch for each KV tile of 64 or 128 keys, each with its O (bf16) and LSE in memory, and then a
-merge: in torch, or by flash-attn-4's combine kernel; and without any merge, which is no attention yet. The tiles' K
-and V are contiguous copies made beforehand, which favours the launches.
+merge in torch; and without any merge, which is no attention yet. The tiles' K and V are contiguous copies made
+beforehand, which favours the launches.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ def contestants(problem: Values, drawn: dict[str, Any], arch: Arch) -> dict[str,
         launches = TileLaunches(tile, problem, drawn, keys)
         name = f"{launches.count} launches of {keys} keys"
         found[f"{name}, torch merge"] = launches.torch_merged
-        found[f"{name}, combine kernel"] = launches.combined
         found[f"{name}, no merge"] = launches
     return found
 
@@ -161,13 +160,6 @@ class TileLaunches:
         self()
         weights = torch.softmax(self._lse, 0).transpose(-1, -2).unsqueeze(-1)
         return (weights * self._o).sum(0).to(self._o.dtype)
-
-    def combined(self) -> Any:
-        from flash_attn.cute.interface import flash_attn_combine
-
-        self()
-        o, _ = flash_attn_combine(self._o, self._lse.transpose(-1, -2), out_dtype=self._o.dtype, return_lse=False)
-        return o
 
 
 def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -1,14 +1,15 @@
 """Fused multi-head attention forward for Hopper (sm_90a), in CuTeDSL.
 
-One CTA computes ``m_tile`` query rows times ``pv_n_tile`` output columns of one KV head. A producer warp group moves
-tiles with TMA; each of the ``m_tile / 64`` consumer warp groups owns 64 rows and runs the two matrix products on wgmma
-with an online softmax between them. Consumer warp groups share the K and V rings and nothing else, so each one's part
-of shared memory (Q, P, O) is private to it. With ``kv_groups`` = 2 two warp groups own the same 64 rows, each with
-every other KV tile, and merge their results at the end.
+One CTA computes ``m_tile`` query rows times ``pv_n_tile`` output columns of one KV head, or a persistent one several
+such row blocks in turn. A producer warp group moves tiles with TMA; each of the ``m_tile / 64`` consumer warp groups
+owns 64 rows and runs the two matrix products on wgmma with an online softmax between them. Consumer warp groups share
+the K and V rings and nothing else, so each one's part of shared memory (Q, P, O) is private to it. With ``kv_groups`` =
+2 two warp groups own the same 64 rows, each with every other KV tile, and merge their results at the end.
 
 The parts, in the order of the pipeline:
 
 - sm90_plan.py: what is static about a variant;
+- sm90_schedule.py: which row blocks a CTA works on, in what order;
 - sm90_runs.py: which KV tiles a CTA visits: one walk over a run of tiles of each KV source;
 - sm90_load.py: the producers, a TMA ring each for K and V;
 - sm90_gather.py: the same for a source whose rows are listed;
@@ -38,12 +39,13 @@ from tunekit.model import Values
 
 from .attention.arguments import by_name
 from .attention.sequences import Sequences
-from .sm90_consumer import Consumer, tiled_mmas
-from .sm90_gather import PRESENT_BUFFERS, GatherStream, state_at
-from .sm90_load import Ring, TileStream, fill_ring, load_q, make_pipe, make_ring, tma_operands
-from .sm90_output import Output
+from .sm90_consumer import Consumer, close_turns, open_turns, tiled_mmas
+from .sm90_gather import PRESENT_BUFFERS, GatherStream
+from .sm90_load import Ring, TileStream, fill_ring, load_q, make_pipe, make_ring, state_at, tma_operands
+from .sm90_output import Output, await_stores
 from .sm90_plan import BARRIER_GATHER, BLOCK_ROWS, WARP_THREADS, WARPS_PER_GROUP, Plan
 from .sm90_runs import part_of, runs_of
+from .sm90_schedule import Before, grid, own_place, place_in_round, rounds
 from .sm90_softmax import ScoreMask
 from .sm90_split import ClusterOutput, PartialOutput, make_combine
 
@@ -74,7 +76,7 @@ class FmhaSm90:
         to_combine = [given.get(name) for name in ("workspace", "o", "lse", "row_max", "sink", "scale")]
         starts = given.get("cu_seqlens_q")
         self._kernel(given, tma_operands(plan, given, layouts), layouts, tiled_mmas(plan)).launch(
-            grid=self._grid(given),
+            grid=grid(plan, given),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster, 1, 1),
             stream=stream,
@@ -83,16 +85,6 @@ class FmhaSm90:
         )
         if const_expr(plan.merge == "kernel"):
             make_combine(plan).launch(*to_combine, stream, starts)
-
-    def _grid(self, given: dict):
-        """(CTAs of the row blocks, slices and splits, KV heads, sequences)."""
-        plan = self.plan
-        if const_expr(plan.problem.varlen):
-            batch, queries = given["cu_seqlens_q"].shape[0] - 1, given["max_t"]
-        else:
-            batch, queries = given["q"].shape[0], given["q"].shape[1]
-        clusters = cute.ceil_div(plan.packing.blocks(queries), plan.row_blocks * plan.cluster_m) * plan.slices
-        return clusters * plan.cluster_m * plan.num_splits, plan.problem.kv_heads, batch
 
     def _smem_layouts(self) -> dict:
         """Swizzled shared-memory layouts by name: q, p and o rows by columns, k keys by head_dim, v columns by keys.
@@ -109,11 +101,12 @@ class FmhaSm90:
             "k": cute.tile_to_shape(row_atom, (plan.kv_tile, plan.k_columns, plan.k_stage), rows),
             "v": cute.tile_to_shape(column_atom, (v_columns, plan.kv_tile, plan.v_stage), (1, 0, 2)),
             "p": cute.tile_to_shape(row_atom, (BLOCK_ROWS, plan.kv_tile, plan.consumers), rows),
-            "o": cute.tile_to_shape(row_atom, (BLOCK_ROWS, plan.pv_n_tile), (0, 1)),
+            "o": cute.tile_to_shape(row_atom, (BLOCK_ROWS, plan.pv_n_tile, plan.row_blocks), rows),
         }
 
     def _shared_storage(self):
-        """The CTA's whole dynamic shared memory. O reuses Q: a warp group overwrites only its own rows."""
+        """The CTA's whole dynamic shared memory. O reuses Q, unless the next row block's may be there already: a warp
+        group overwrites only its own rows."""
         plan = self.plan
 
         def tile(elements):
@@ -121,6 +114,7 @@ class FmhaSm90:
 
         v_elements = 0 if plan.kv_shared else plan.v_stage * plan.kv_tile * plan.pv_n_tile
         p_elements = plan.consumers * BLOCK_ROWS * plan.kv_tile if plan.smem_p else 0
+        o_elements = plan.row_blocks * BLOCK_ROWS * plan.pv_n_tile if plan.persistent else 0
 
         @cute.struct
         class Storage:
@@ -128,6 +122,7 @@ class FmhaSm90:
             k: tile(plan.k_stage * plan.kv_tile * plan.k_columns)
             v: tile(v_elements)
             p: tile(p_elements)
+            o: tile(o_elements)
             present: cute.struct.MemRange[Int32, PRESENT_BUFFERS * plan.kv_tile // 32 if plan.gather else 0]
             q_barriers: cute.struct.MemRange[Int64, 2]
             k_barriers: cute.struct.MemRange[Int64, 2 * plan.k_stage]
@@ -145,74 +140,71 @@ class FmhaSm90:
             for name in tma:
                 cpasync.prefetch_descriptor(tma[name][0])
 
-        place = self._place()
         storage = SmemAllocator().allocate(self._shared_storage())
         smem_q = _tensor(storage.q, layouts["q"])
         q_pipe = make_pipe(plan, storage.q_barriers, 1, BLOCK_ROWS * plan.head_dim * plan.row_blocks, 1)
         k_ring = make_ring(plan, storage.k_barriers, _tensor(storage.k, layouts["k"]), plan.k_stage, plan.k_sub)
+        place = None if const_expr(plan.persistent) else own_place(plan)
         v_ring = self._v_ring(storage, layouts["v"], k_ring, place)
         cute.arch.mbarrier_init_fence()
         self._synchronize()
 
         sequences = Sequences(plan.problem, given)
         sides = (given["left"], given["right"]) if const_expr(plan.problem.mask == "window") else (-1, -1)
-        runs = runs_of(plan, sequences, place.batch, place.cluster_block, sides)
-        if const_expr(plan.num_splits > 1):
-            runs = part_of(runs, place.split, plan.num_splits)
-
         work = SimpleNamespace(
             given=given, tma=tma, layouts=layouts, mmas=mmas, storage=storage, smem_q=smem_q, q_pipe=q_pipe,
-            k_ring=k_ring, v_ring=v_ring, sequences=sequences, place=place, sides=sides, runs=runs,
+            k_ring=k_ring, v_ring=v_ring, sequences=sequences, sides=sides,
         )  # fmt: skip
+        if const_expr(not plan.persistent):
+            work = self._at(work, place)
         if warp_index < WARPS_PER_GROUP:
             if const_expr(plan.merge == "kernel"):
                 # The merge kernel's CTAs may start where there is room, and wait there for the end of this grid.
                 cute.arch.griddepcontrol_launch_dependents()
             cute.arch.setmaxregister_decrease(self.plan.producer_registers)
-            if const_expr(plan.gather):
-                self._produce_gathering(work, warp_index)
-            else:
-                self._produce(work, warp_index)
+            self._each_block(work, self._produce_gathering if plan.gather else self._produce, warp_index)
             if const_expr(plan.merge == "cluster"):
                 self._cluster_output(work).accompany()
         else:
             cute.arch.setmaxregister_increase(self.plan.consumer_registers)
-            self._consume(work, warp_index // WARPS_PER_GROUP - 1)
+            consumer = warp_index // WARPS_PER_GROUP - 1
+            open_turns(plan, consumer)
+            self._each_block(work, self._consume, consumer)
+            close_turns(plan, consumer)
+            if const_expr(plan.persistent):
+                await_stores()
         if const_expr(plan.cluster_m > 1):
             # The other CTAs may still write this one's rings or arrive on its barriers.
             self._synchronize()
 
-    def _place(self) -> SimpleNamespace:
-        """Where a CTA works: batch, kv_head, column_slice, split; its first row block and its cluster's; its rank."""
+    def _at(self, work, place):
+        """The work at a place: with its tiles."""
         plan = self.plan
-        x, kv_head, batch = cute.arch.block_idx()
-        x, split = x // plan.num_splits, x % plan.num_splits
-        cluster, rank = x // plan.cluster_m, x % plan.cluster_m
-        cluster_row = cluster // plan.slices
-        if const_expr(plan.longest_last):
-            # The longest rows begin first: what is left for the grid's end is short.
-            rows = cute.arch.grid_dim()[0] // (plan.cluster_m * plan.slices * plan.num_splits)
-            cluster_row = rows - 1 - cluster_row
-        cluster_block = cluster_row * plan.cluster_m * plan.row_blocks
-        first_block = (cluster_row * plan.cluster_m + rank) * plan.row_blocks
-        return SimpleNamespace(
-            batch=batch,
-            kv_head=kv_head,
-            column_slice=cluster % plan.slices,
-            first_block=first_block,
-            cluster_block=cluster_block,
-            rank=rank,
-            first_rank=Int32(0),
-            split=split,
-        )
+        runs = runs_of(plan, work.sequences, place.batch, place.cluster_block, work.sides)
+        if const_expr(plan.num_splits > 1):
+            runs = part_of(runs, place.split, plan.num_splits)
+        return SimpleNamespace(**vars(work), place=place, runs=runs)
+
+    @cute.jit
+    def _each_block(self, work, role: cutlass.Constexpr, index):
+        """Do a role's part, ``role(work, index, before)``, of each of the CTA's row blocks."""
+        if const_expr(not self.plan.persistent):
+            role(work, index, Before(0, 0))
+        else:
+            tiles = Int32(0)
+            for i in cutlass.range(rounds(self.plan, work.given), unroll=1):
+                here = self._at(work, place_in_round(self.plan, work.given, i))
+                role(here, index, Before(i, tiles))
+                tiles += here.runs.steps
 
     def _v_ring(self, storage, layout, k_ring: Ring, place) -> Ring:
-        """The V ring; with kv_shared K's, seen as this CTA's columns of V."""
+        """The V ring; with kv_shared K's, seen as this CTA's columns of V. A persistent CTA has all of them."""
         plan = self.plan
         if const_expr(not plan.kv_shared):
             return make_ring(plan, storage.v_barriers, _tensor(storage.v, layout), plan.v_stage)
         whole = _tensor(storage.k, layout)
-        columns = cute.local_tile(whole, (plan.pv_n_tile, plan.kv_tile, plan.v_stage), (place.column_slice, 0, 0))
+        column_slice = 0 if const_expr(plan.persistent) else place.column_slice
+        columns = cute.local_tile(whole, (plan.pv_n_tile, plan.kv_tile, plan.v_stage), (column_slice, 0, 0))
         return Ring(k_ring.pipe, columns, plan.v_stage, 1, plan.fills)
 
     @cute.jit
@@ -225,23 +217,23 @@ class FmhaSm90:
             cute.arch.sync_threads()
 
     @cute.jit
-    def _produce(self, work, warp_index):
+    def _produce(self, work, warp_index, before):
         """The producer warps: one loads Q and streams K, another streams V."""
         if warp_index == 0:
-            load_q(self.plan, work.tma["q"], work.smem_q, work.q_pipe, work.sequences, work.place)
-            self._stream("k", work, work.k_ring)
+            load_q(self.plan, work.tma["q"], work.smem_q, work.q_pipe, work.sequences, work.place, before.blocks)
+            self._stream("k", work, work.k_ring, before.tiles)
         if const_expr(not self.plan.kv_shared):
             if warp_index == 1:
-                self._stream("v", work, work.v_ring)
+                self._stream("v", work, work.v_ring, before.tiles)
 
-    def _stream(self, operand: str, work, ring: Ring):
+    def _stream(self, operand: str, work, ring: Ring, tiles):
         """Stream an operand's tiles of each source through its ring."""
         names = (operand, f"{operand}2") if self.plan.two_sources else (operand,)
         streams = [TileStream(self.plan, work.tma[name], ring, work.sequences, work.place, name) for name in names]
-        fill_ring(ring, streams, work.runs)
+        fill_ring(ring, streams, work.runs, tiles)
 
     @cute.jit
-    def _produce_gathering(self, work, warp_index):
+    def _produce_gathering(self, work, warp_index, before):
         """The producer warps where the last source is gathered: all of them gather both of K and V, or half each."""
         if warp_index == 0:
             load_q(self.plan, work.tma["q"], work.smem_q, work.q_pipe, work.sequences, work.place)
@@ -289,7 +281,7 @@ class FmhaSm90:
         return storage.present.get_tensor(cute.make_layout((self.plan.kv_tile // 32, PRESENT_BUFFERS)))
 
     @cute.jit
-    def _consume(self, work, index):
+    def _consume(self, work, index, before):
         """A consumer warp group: its rows' walk, and their results."""
         plan, place = self.plan, work.place
         smem_p = _tensor(work.storage.p, work.layouts["p"]) if const_expr(plan.smem_p) else None
@@ -298,7 +290,7 @@ class FmhaSm90:
         consumer = Consumer(
             plan, work.mmas, work.smem_q, smem_p, work.k_ring, work.v_ring, index, mask, work.given["scale"]
         )
-        consumer.attend(work.q_pipe, work.runs)
+        consumer.attend(work.q_pipe, work.runs, before)
         if const_expr(plan.merge == "cluster"):
             scratch = cute.recast_ptr(work.storage.q.data_ptr(), dtype=Float32)
             self._cluster_output(work).write(consumer, scratch, work.runs.queries)
@@ -323,10 +315,13 @@ class FmhaSm90:
 
     @cute.jit
     def _write_output(self, work, consumer):
-        """Write O and its statistics; O goes through the row block's own part of Q."""
+        """Write O and its statistics; O goes through the row block's own part of Q, or a buffer of its own."""
         layout = work.layouts["o"]
-        staging = cute.recast_ptr(work.smem_q[None, None, consumer.row_block].iterator, layout.inner)
-        smem_o = cute.make_tensor(staging, layout.outer)
+        if const_expr(self.plan.persistent):
+            smem_o = _tensor(work.storage.o, layout)[None, None, consumer.row_block]
+        else:
+            staging = cute.recast_ptr(work.smem_q[None, None, consumer.row_block].iterator, layout.inner)
+            smem_o = cute.make_tensor(staging, cute.select(layout.outer, mode=[0, 1]))
         output = Output(self.plan, work.given, work.sequences, work.tma["o"], work.place)
         output.write(consumer, smem_o, work.runs.queries)
 

@@ -4,7 +4,8 @@
 `kv_stage` tiles in the K and V rings, each K tile in `k_sub` stages; `smem_p`: P goes through shared memory, not
 registers; `kv_groups` warp groups share each row block, taking every kv_groups-th tile; `cluster_m` CTAs with
 neighbouring rows share K and V by multicast; `ctas_per_sm` CTAs fit one SM's register file; `rescale_log2`: O is
-rescaled only when a row's maximum has grown by more than this power of two (0: at every step, exactly).
+rescaled only when a row's maximum has grown by more than this power of two (0: at every step, exactly); `schedule`: a
+CTA a row block, or persistent: a CTA an SM, that loads the next row block's tiles while it ends one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ BARRIER_BYTES = 8
 STORAGE_ALIGNMENT = 1024  # of swizzled tiles, and so of the whole storage
 SMEM_PER_SM_BYTES = 233_472
 SMEM_RESERVED_BYTES = 1024  # by the system, per resident CTA
+PERSISTENT_CTAS = 132  # SMs of the H100 SXM and the H200; on fewer SMs the last CTAs start late
 # S + P + O registers that a consumer thread can hold before ptxas (CUDA 12.9, in CuTeDSL 4.8.1) spills, by
 # (consumer warp groups, CTAs on one SM); read from ptxas over the whole space, 2026-11-29.
 TILE_REGISTERS = {(1, 1): 216, (1, 2): 192, (2, 1): 216, (3, 1): 128}
@@ -37,6 +39,7 @@ TUNABLES = (
     Tunable("cluster_m", (1, 2)),
     Tunable("ctas_per_sm", (1, 2)),
     Tunable("rescale_log2", (0, 8)),
+    Tunable("schedule", ("static", "persistent")),
 )
 
 
@@ -46,13 +49,15 @@ def consumers(v: Values) -> int:
 
 
 def smem_terms(v: Values) -> dict[str, int]:
-    """Bytes of each part of a CTA's shared memory. O reuses Q, the KV groups' exchange reuses K and V; kv_shared: V is
-    in K's stages. `present`: which entries of a gathered tile exist, a bit each in 8 buffers."""
+    """Bytes of each part of a CTA's shared memory. O reuses Q unless the next row block's may be there; the KV groups'
+    exchange reuses K and V; kv_shared: V is in K's stages. `present`: which entries of a gathered tile exist, a bit
+    each in 8 buffers."""
     k_stage = v.kv_stage * v.k_sub
     return {
         "q": v.m_tile * v.head_dim * ELEMENT_BYTES,
         "k": v.kv_stage * v.kv_tile * v.head_dim * ELEMENT_BYTES,
         "v": 0 if v.kv_shared else v.kv_stage * v.kv_tile * v.pv_n_tile * ELEMENT_BYTES,
+        "o": v.m_tile * v.pv_n_tile * ELEMENT_BYTES if v.schedule == "persistent" else 0,
         "p": consumers(v) * BLOCK_ROWS * v.kv_tile * ELEMENT_BYTES if v.smem_p else 0,
         "present": v.kv_tile if v.gather else 0,
         "barriers": 2 * BARRIER_BYTES * (1 + k_stage + (0 if v.kv_shared else v.kv_stage)),
@@ -73,6 +78,15 @@ def footprint(v: Values, arch: Arch) -> Footprint:
 def tile_registers(v: Values) -> int:
     """Registers of one consumer thread for S, P and O, which live together."""
     return int(v.kv_tile // 2 + v.pv_n_tile // 2 + (0 if v.smem_p else v.kv_tile // 4))
+
+
+def _rows(v: Values) -> int:
+    """Query rows of all heads and sequences."""
+    return int((v.total_t if v.varlen else v.batch * v.t) * v.heads)
+
+
+def _whole_rows(v: Values) -> bool:
+    return bool(v.cluster_m * v.kv_groups * v.ctas_per_sm == 1 and v.pv_n_tile == v.head_dim_v and not v.gather)
 
 
 def _exchange_fits(v: Values) -> bool:
@@ -155,6 +169,17 @@ CONSTRAINTS = (
         lambda v: v.ctas_per_sm == 1 or v.pv_n_tile <= 128,
     ),
     Constraint(
+        "persistent_whole",
+        "a persistent CTA does whole rows of O alone on its SM: cluster_m, kv_groups and ctas_per_sm must be 1 and "
+        "pv_n_tile head_dim_v, and it does not gather",
+        lambda v: v.schedule == "static" or _whole_rows(v),
+    ),
+    Constraint(
+        "persistent_rounds",
+        "a persistent CTA needs a second row block to load ahead for: more than 132 * m_tile rows of all heads",
+        lambda v: v.schedule == "static" or _rows(v) > PERSISTENT_CTAS * v.m_tile,
+    ),
+    Constraint(
         "gather_rows",
         "all rows of a CTA read one token's list: with gather, the query heads of a KV head must be a multiple of "
         "m_tile",
@@ -178,7 +203,15 @@ CONSTRAINTS = (
     ),
 )
 
-_PLAIN = {"smem_p": False, "k_sub": 1, "kv_groups": 1, "cluster_m": 1, "ctas_per_sm": 1, "rescale_log2": 0}
+_PLAIN = {
+    "smem_p": False,
+    "k_sub": 1,
+    "kv_groups": 1,
+    "cluster_m": 1,
+    "ctas_per_sm": 1,
+    "rescale_log2": 0,
+    "schedule": "static",
+}
 DEFAULTS = (
     {"m_tile": 128, "pv_n_tile": 128, "kv_tile": 128, "kv_stage": 2, **_PLAIN},
     {"m_tile": 128, "pv_n_tile": 64, "kv_tile": 128, "kv_stage": 2, **_PLAIN},

@@ -20,7 +20,7 @@ from .attention.workspace import STATISTICS, elements
 MOST_CLUSTER_CTAS = 16  # needs the non-portable size
 FEWEST_KERNEL_SPLITS = 4
 FLOAT_BYTES = 4
-FIXED = Values({"smem_p": False, "k_sub": 1, "cluster_m": 1, "rescale_log2": 0})
+FIXED = Values({"smem_p": False, "k_sub": 1, "cluster_m": 1, "rescale_log2": 0, "schedule": "static"})
 
 TUNABLES = (
     Tunable("m_tile", (64, 128)),

@@ -21,7 +21,8 @@ from .sm90_plan import (
     Plan,
 )
 from .sm90_runs import Runs
-from .sm90_softmax import OnlineSoftmax, ScoreMask
+from .sm90_schedule import Before
+from .sm90_softmax import OnlineSoftmax, ScoreMask, round_here
 
 VECTOR_ELEMENTS = 8  # 16 bytes
 
@@ -62,6 +63,22 @@ def issue(mma, acc, frag_a, frag_b, first: cutlass.Constexpr[int], clear: cutlas
     warpgroup.commit_group()
 
 
+@cute.jit
+def open_turns(plan, consumer):
+    """Give warp group 0 the first turn."""
+    if const_expr(plan.take_turns):
+        if consumer == plan.consumers - 1:
+            cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+
+@cute.jit
+def close_turns(plan, consumer):
+    """Take the turn that the last warp group passed last, so that no barrier is left half full."""
+    if const_expr(plan.take_turns):
+        if consumer == 0:
+            cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
+
+
 class Consumer:
     """What one consumer warp group works on.
 
@@ -96,22 +113,26 @@ class Consumer:
     # ---- the walk --------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def attend(self, q_pipe, runs: Runs):
-        """Visit this group's tiles of a walk: `acc_o` is then the un-normalised O, `softmax` has its rows' values."""
-        self._open_turns()
-        q_pipe.consumer_wait(pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1))
+    def attend(self, q_pipe, runs: Runs, before: Before):
+        """Visit this group's tiles of a walk: `acc_o` is then the un-normalised O, `softmax` has its rows' values.
+        Where the rings stand follows from what the CTA has done ``before``."""
+        ring_q = _ring_at(before.blocks, 1)
+        q_pipe.consumer_wait(ring_q)
         if const_expr(self.plan.kv_groups == 1 and not self.plan.may_idle):
-            self._walk(runs)
+            self._walk(runs, before.tiles, q_pipe, ring_q)
         else:
             if self.group < runs.steps:
-                self._walk(runs)
-        self._close_turns()
+                self._walk(runs, before.tiles, q_pipe, ring_q)
+            else:
+                self._release_q(q_pipe, ring_q)
 
     @cute.jit
-    def _walk(self, runs):
-        """The group's steps, of which there is at least one."""
+    def _walk(self, runs, tiles, q_pipe, ring_q):
+        """The group's steps, of which there is at least one, after those of as many ``tiles``."""
         plan, group = self.plan, self.group
-        ring_k, ring_v = _ring_at(group * plan.k_sub, plan.k_stage), _ring_at(group, plan.v_stage)
+        ring_k = _ring_at((tiles + group) * plan.k_sub, plan.k_stage)
+        ring_v = _ring_at(tiles + group, plan.v_stage)
+        self._wait_before_turn(ring_k, None)
         self._wait_turn()
         acc_s = self._issue_s(ring_k)
         self._pass_turn()
@@ -136,6 +157,7 @@ class Consumer:
             for _ in cutlass.range(steps, unroll=1):
                 ring_k, ring_v = self._step(ring_k, ring_v, runs, None)
 
+        self._release_q(q_pipe, ring_q)
         if const_expr(plan.rescale_late):
             self.softmax.rescale(self.acc_o)
         self._wait_v(ring_v)
@@ -146,11 +168,13 @@ class Consumer:
     @cute.jit
     def _step(self, ring_k, ring_v, runs, cut_step):
         """S, softmax and P of the next tile, O of the one before; ``cut_step``: its step if it may need a mask."""
+        self._wait_before_turn(ring_k, ring_v)
         self._wait_turn()
         acc_s = self._issue_s(ring_k)
         if const_expr(self.plan.rescale_late):
             self.softmax.rescale(self.acc_o)
-        self._wait_v(ring_v)
+        if const_expr(not self.plan.take_turns):
+            self._wait_v(ring_v)
         self._issue_o(ring_v)
         self._pass_turn()
         ring_k = self._finish_s(ring_k, 1)
@@ -170,6 +194,12 @@ class Consumer:
     # ---- parts of a step -------------------------------------------------------------------------------------------
 
     @cute.jit
+    def _release_q(self, q_pipe, ring):
+        """Give Q's place to the next row block's: no S of this one is to come."""
+        if const_expr(self.plan.persistent):
+            q_pipe.consumer_release(ring)
+
+    @cute.jit
     def _issue_s(self, ring):
         """Start S = Q K^T for one tile, a wgmma group for each K stage of it, and return its accumulator."""
         plan = self.plan
@@ -177,8 +207,8 @@ class Consumer:
         blocks = cute.size(self.k, mode=[2])
         stage = ring.clone()
         for part in cutlass.range_constexpr(plan.k_sub):
-            self.k_ring.pipe.consumer_wait(stage)
-            self._see_gathered()
+            if const_expr(not plan.take_turns):
+                self._wait_k(stage)
             issue(self.mma_s, acc_s, self.q, self.k[None, None, None, stage.index], part * blocks, clear=part == 0)
             stage.advance()
         return acc_s
@@ -195,6 +225,21 @@ class Consumer:
                 self.k_ring.pipe.consumer_release(ring)
             ring.advance()
         return _advance(ring, self.plan.k_sub * (self.plan.kv_groups - 1))
+
+    @cute.jit
+    def _wait_before_turn(self, ring_k, ring_v):
+        """Wait for the tiles of a turn's products, K and that of V before it, if any, so that while this warp group has
+        its turn nothing but the products takes time: even a wait for a tile that is there is 2 % of a step."""
+        if const_expr(self.plan.take_turns):
+            self._wait_k(ring_k)
+            if const_expr(ring_v is not None):
+                self._wait_v(ring_v)
+
+    @cute.jit
+    def _wait_k(self, ring):
+        """Wait for a stage of K."""
+        self.k_ring.pipe.consumer_wait(ring)
+        self._see_gathered()
 
     @cute.jit
     def _wait_v(self, ring):
@@ -224,10 +269,14 @@ class Consumer:
             # wgmma reads through the async proxy, and reads rows that other warps of the group wrote.
             cute.arch.fence_view_async_shared()
             warp_group_barrier(self.index)
-        else:
-            # An accumulator's register order is the A operand's register order, 16 columns at a time.
+        # An accumulator's register order is the A operand's register order, 16 columns at a time.
+        elif const_expr(self.plan.take_turns):
+            # Another warp group's products run meanwhile, and rounding each pair as soon as it is there costs more than
+            # it hides (H200, 2026-11-30: head_dim 64 and 128, 2 to 10 %).
             rounded = cute.make_tensor(self.p.iterator, acc_s.layout)
             rounded.store(acc_s.load().to(element))
+        else:
+            round_here(acc_s, self.p)
 
     # ---- unclean tails: 0 * NaN is NaN, so the rows of V behind a sequence's end must not meet P's zeros -------------
 
@@ -313,13 +362,6 @@ class Consumer:
     # ---- turns: the order in which the consumer warp groups issue their matrix products ----------------------------
 
     @cute.jit
-    def _open_turns(self):
-        """Give warp group 0 the first turn."""
-        if const_expr(self.plan.take_turns):
-            if self.index == self.plan.consumers - 1:
-                cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
-
-    @cute.jit
     def _wait_turn(self):
         if const_expr(self.plan.take_turns):
             cute.arch.barrier(barrier_id=BARRIER_TURN + self.index, number_of_threads=2 * WARP_GROUP_THREADS)
@@ -329,13 +371,6 @@ class Consumer:
         if const_expr(self.plan.take_turns):
             following = (self.index + 1) % self.plan.consumers
             cute.arch.barrier_arrive(barrier_id=BARRIER_TURN + following, number_of_threads=2 * WARP_GROUP_THREADS)
-
-    @cute.jit
-    def _close_turns(self):
-        """Take the turn that the last warp group passed last, so that no barrier is left half full."""
-        if const_expr(self.plan.take_turns):
-            if self.index == 0:
-                cute.arch.barrier(barrier_id=BARRIER_TURN, number_of_threads=2 * WARP_GROUP_THREADS)
 
 
 def _ring_at(position, stages):

@@ -12,7 +12,7 @@ copies write through the generic proxy, so a consumer that lets wgmma read them 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr, pipeline
+from cutlass import Int32, const_expr
 from cutlass._mlir.dialects import nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
@@ -127,11 +127,6 @@ class GatherStream:
                 self.gather.complete(self.ring.pipe.producer_get_barrier(state))
                 state.advance()
         return state
-
-
-def state_at(position, stages: int):
-    """Producer state of the ring stage that the ``position``-th load fills."""
-    return pipeline.PipelineState(stages, Int32(0), Int32(position % stages), Int32((position // stages + 1) % 2))
 
 
 @dsl_user_op

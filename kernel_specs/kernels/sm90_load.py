@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import const_expr, pipeline
+from cutlass import Int32, const_expr, pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from .attention.packing import rows_view
@@ -62,10 +62,10 @@ def tma_operands(plan: Plan, tensors: dict, layouts: dict) -> dict:
     def make(op, view, layout, tile, sharers=1):
         return cpasync.make_tiled_tma_atom(op, view, layout, tile, sharers)
 
-    one_q, one_k, one_v = (cute.select(layouts[name], mode=[0, 1]) for name in ("q", "k", "v"))
+    one_q, one_k, one_v, one_o = (cute.select(layouts[name], mode=[0, 1]) for name in ("q", "k", "v", "o"))
     operands = {"q": make(load, rows_view(tensors["q"]), one_q, (*block, plan.head_dim))}
     if plan.merge == "none":
-        operands["o"] = make(store, rows_view(tensors["o"]), layouts["o"], (*block, plan.pv_n_tile))
+        operands["o"] = make(store, rows_view(tensors["o"]), one_o, (*block, plan.pv_n_tile))
     sources = ("", "2") if plan.two_sources else ("",)
     for source in sources[:-1] if plan.gather else sources:
         view = keys_view(tensors[f"k{source}"], (0, 1))
@@ -89,11 +89,16 @@ def keys_view(tensor, order: tuple[int, int]):
 # ---- device side ---------------------------------------------------------------------------------------------------
 
 
+def state_at(position, stages: int):
+    """Producer state of the ring stage that the ``position``-th load fills."""
+    return pipeline.PipelineState(stages, Int32(0), Int32(position % stages), Int32((position // stages + 1) % 2))
+
+
 @cute.jit
-def load_q(plan, tma, smem_q, pipe, sequences, place):
-    """Load every consumer's row block. Rows past the tensor's end arrive as zeros; past a packed sequence's end lie
-    another one's, whose results are thrown away."""
-    state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
+def load_q(plan, tma, smem_q, pipe, sequences, place, loads=0):
+    """Load every consumer's row block, after as many ``loads`` of Q before. Rows past the tensor's end arrive as zeros;
+    past a packed sequence's end lie another one's, whose results are thrown away."""
+    state = state_at(loads, 1)
     pipe.producer_acquire(state)
     view = first_rows(plan, sequences, tma[1], place.batch)
     for row_block in cutlass.range_constexpr(plan.row_blocks):
@@ -176,9 +181,9 @@ class TileStream:
         cute.copy(self.atom, self.source[coordinates], self.shared[None, stage], tma_bar_ptr=barrier, **self.multicast)
 
 
-def fill_ring(ring: Ring, streams, runs):
-    """Stream the walk's tiles through a ring. ``streams``: one for each source."""
-    state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, ring.stages)
+def fill_ring(ring: Ring, streams, runs, tiles):
+    """Stream the walk's tiles through a ring, after as many ``tiles`` before. ``streams``: one for each source."""
+    state = state_at(tiles * ring.parts, ring.stages)
     state = streams[0].fill(state, runs.first)
     if const_expr(len(streams) == 2):
         streams[1].fill(state, runs.second)

@@ -14,6 +14,11 @@ from .sm90_plan import BLOCK_ROWS, LN_2, LOG2_E, WARP_GROUP_THREADS, Plan
 from .sm90_softmax import first_row, scale_rows
 
 
+def await_stores():
+    """Wait until the copy engine has read what this thread told it to store: shared memory must outlive its reads."""
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
 @dataclass(frozen=True)
 class Output:
     """Writes O of a row block, and its statistics, as the problem defines them.
@@ -87,6 +92,10 @@ class Output:
     @cute.jit
     def _stage(self, consumer, smem_o):
         """Round O into shared memory, for the warp group's own threads and for TMA."""
+        if const_expr(self.plan.persistent):
+            # The row block before may still be on its way out of the same buffer.
+            await_stores()
+            warp_group_barrier(consumer.index)
         element = self.plan.element
         rounded = cute.make_rmem_tensor(consumer.acc_o.layout, element)
         rounded.store(consumer.acc_o.load().to(element))
@@ -108,8 +117,8 @@ class Output:
             )
             cute.copy(self.tma[0], shared, target)
             cute.arch.cp_async_bulk_commit_group()
-            # Shared memory must outlive the copy engine's reads of it.
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            if const_expr(not self.plan.persistent):
+                await_stores()
 
     @cute.jit
     def _store_within(self, consumer, smem_o, where, queries):

@@ -23,6 +23,8 @@ ELEMENT_TYPES = {"bfloat16": BFloat16, "float16": Float16}
 # setmaxnreg per (consumer warp groups, CTAs on one SM): (consumer, producer).
 REGISTERS = {(1, 1): (248, 24), (1, 2): (232, 24), (2, 1): (240, 24), (3, 1): (160, 32)}
 GATHERING_REGISTERS = {(1, 1): (240, 40), (1, 2): (216, 40), (2, 1): (232, 40)}  # addresses take more
+# Columns of K and V that heads side by side may have together: those of 32 MiB at 8192 keys, of an L2 of 50 MB.
+ABREAST_COLUMNS = 2048
 # Named barriers; 0 is the CTA's own.
 BARRIER_WARP_GROUP = 1  # + consumer warp group: its 128 threads
 BARRIER_TURN = 4  # + consumer warp group: its turn to issue wgmma
@@ -89,6 +91,11 @@ class Plan:
         self.two_sources = p.sources == 2
         # The later a row, the more keys it sees.
         self.longest_last = p.mask in ("causal", "causal_top_left")
+        # KV heads whose equally long rows run side by side (sm90_schedule). (s 8192, 132 SMs, in tiles of KV: the last
+        # CTA ends at 1.11 of the mean at head_dim 256 with one head at a time, at 1.002 with four.)
+        self.heads_abreast = self._heads_abreast() if self.longest_last else 1
+        # One CTA an SM that does row blocks one after the other (sm90_schedule).
+        self.persistent = t.get("schedule", "static") == "persistent"
         # A row, or a whole CTA, may see no key: in a tile or at all.
         self.blind_rows = self.mask.by_position or p.has_lengths or p.varlen or p.gather
         # A CTA may have no tile at all.
@@ -99,3 +106,10 @@ class Plan:
         # Blocks may reach past their sequence into another one's rows of O.
         self.ragged_rows = p.varlen
         self.writes_lse = p.return_lse or not p.normalize
+
+    def _heads_abreast(self) -> int:
+        """The most KV heads, in whole sections of them, whose K and V together have ABREAST_COLUMNS at most."""
+        p = self.problem
+        columns = p.head_dim if p.kv_shared else p.head_dim + p.head_dim_v
+        fitting = (n for n in range(1, p.kv_heads + 1) if p.kv_heads % n == 0 and n * columns <= ABREAST_COLUMNS)
+        return max(fitting, default=1)

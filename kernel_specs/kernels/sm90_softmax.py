@@ -6,7 +6,9 @@ A thread of a consumer warp group holds two rows of its 64-row block, r and r + 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import BFloat16, Float32, Int32, const_expr
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .sm90_plan import LOG2_E, WARP_GROUP_THREADS, Plan
 
@@ -37,6 +39,29 @@ def scale_rows(acc, factor):
     rows = rows_of(acc)
     for r in cutlass.range_constexpr(2):
         rows[r, None].store(rows[r, None].load() * factor[r])
+
+
+@cute.jit
+def round_here(acc, rounded):
+    """Round an accumulator, in its register order, into ``rounded`` of a 16-bit type: at this place of the program.
+
+    The compiler moves a conversion to where its result is used: there behind the loop's branches, where no exponential
+    is left whose wait it could fill.
+    """
+    words = cute.recast_tensor(rounded, Int32)
+    for i in cutlass.range_constexpr(cute.size(words)):
+        words[i] = _pack(acc[2 * i], acc[2 * i + 1], rounded.element_type)
+
+
+@dsl_user_op
+def _pack(low: Float32, high: Float32, element: type, *, loc=None, ip=None) -> Int32:
+    """Two numbers rounded to a 16-bit type, in one word."""
+    kind = "bf16x2" if element is BFloat16 else "f16x2"
+    operands = [Float32(value).ir_value(loc=loc, ip=ip) for value in (high, low)]
+    word = llvm.inline_asm(
+        T.i32(), operands, f"cvt.rn.{kind}.f32 $0, $1, $2;", "=r,f,f", has_side_effects=True, loc=loc, ip=ip
+    )
+    return Int32(word)
 
 
 class OnlineSoftmax:

@@ -263,7 +263,7 @@ def test_splits_are_told_as_parts_of_one_launch():
         "cluster 2": row(5.0),
         "kernel 4": row(6.0),
         "18 launches of 64 keys, torch merge": row(60.0),
-        "18 launches of 64 keys, combine kernel": {"refused": "no"},
+        "kernel 8": {"refused": "no"},
         "18 launches of 64 keys, no merge": row(40.0),
     }
     for name, ratio in attention_splits.ratios(rows).items():

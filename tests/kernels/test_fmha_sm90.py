@@ -47,6 +47,10 @@ COMBINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"has_lengths": True},
         {"m_tile": 64, "kv_tile": 64, "kv_stage": 2, "cluster_m": 2},
     ),
+    "causal, heads side by side": (
+        {"batch": 2, "heads": 6, "kv_heads": 3, "t": 100, "s_k": 130, "head_dim": 64, "mask": "causal"},
+        {"m_tile": 64, "kv_tile": 64, "kv_stage": 2},
+    ),
     "causal packed sequences to merge": (
         {**GQA, "batch": 3, "t": 150, "s_k": 150, "head_dim": 64, "varlen": True, "mask": "causal", "normalize": False},
         {"m_tile": 128, "kv_tile": 64, "kv_stage": 2},
@@ -80,6 +84,36 @@ def test_flags_in_combination(simulated: Run, name: str) -> None:
     outcome = simulated(problem, tunables, schedules=2)
     assert outcome.ok, outcome.reason
     assert not outcome.facts.get("spill_bytes")
+
+
+# More row blocks than there are CTAs.
+PERSISTENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({"batch": 5, "heads": 9, "kv_heads": 9, "t": 190, "s_k": 150}, {"m_tile": 64}),
+    "causal": (
+        {"batch": 3, "heads": 15, "kv_heads": 15, "t": 380, "s_k": 400, "mask": "causal", "return_lse": True},
+        {"m_tile": 128, "kv_stage": 3, "rescale_log2": 8},
+    ),
+    "packed causal": (
+        {**ODD, "batch": 45, "t": 100, "s_k": 150, "varlen": True, "total_t": 3000, "mask": "causal", "has_sink": True},
+        {"m_tile": 64, "kv_stage": 1, "smem_p": True},
+    ),
+    "two sources lengths window": (
+        {**GQA, **TWO, **WINDOW, "batch": 70, "t": 70, "s_k": 150, "has_lengths": True},
+        {"m_tile": 64, "kv_stage": 2},
+    ),
+    "shared": (
+        {"batch": 9, "heads": 20, "kv_heads": 20, "t": 100, "s_k": 150, "kv_shared": True, "has_lengths": True},
+        {"m_tile": 128, "kv_stage": 2},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PERSISTENT)
+def test_persistent_rounds(simulated: Run, name: str) -> None:
+    problem, tunables = PERSISTENT[name]
+    check(simulated, {**problem, "head_dim": 64}, {"schedule": "persistent", "kv_tile": 64, **tunables})
 
 
 # One flag or two at a time, on shapes that every head dim can afford.
