@@ -81,7 +81,9 @@ class WideConsumer:
     def _attend_first(self):
         """Own a step, then take the next. With kv_shared the scores of the step after that begin before it is taken,
         while the other warp group is in its softmax: all but the last part, whose slot is free last."""
-        steps, early = self.runs.steps, self.plan.parts - 1 if const_expr(self.plan.kv_shared) else 0
+        steps, early = self.runs.steps, 0
+        if const_expr(self.plan.kv_shared and self.plan.overlaps):
+            early = self.plan.parts - 1
         if const_expr(early > 0):
             if steps > 0:
                 self._scores(0)
@@ -119,9 +121,8 @@ class WideConsumer:
             self._start_values(self.taken_product, step - 1)
             self._soften(step)
             # A store stays where it stands, and what it needs stays before it: without one before the product's end,
-            # the assembler moves the whole softmax behind that. Where O is rescaled at every step, the registers don't
-            # suffice for it: they spilled, and each wgmma was waited for (ptxas of CUDA 12.9, 2026-11-30).
-            if const_expr(self.plan.rescale_log2 > 0):
+            # the assembler moves the whole softmax behind that.
+            if const_expr(self.plan.overlaps):
                 self._leave(step)
                 self._end_values(step - 1)
             else:
