@@ -110,17 +110,8 @@ CONSTRAINTS = (
     ),
 )
 
-DEFAULTS = (
-    {
-        "kv_tile": 64,
-        "part_columns": 128,
-        "cluster_m": 1,
-        "prefetch": 0,
-        "rescale_log2": 0,
-        "num_splits": 1,
-        "merge": "none",
-    },
-)
+_PLAIN = {"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "prefetch": 0, "num_splits": 1, "merge": "none"}
+DEFAULTS = ({**_PLAIN, "rescale_log2": 8}, {**_PLAIN, "rescale_log2": 0})
 
 
 def workspace(v: Values, arch: Arch) -> int:
