@@ -24,6 +24,7 @@ TUNABLES = (
     Tunable("kv_tile", (64, 32)),
     Tunable("part_columns", (128, 256)),
     Tunable("cluster_m", (1, 2)),
+    Tunable("prefetch", (0, 4)),
     Tunable("rescale_log2", (0, 8)),
     Tunable("num_splits", (1, 2, 3, 4, 6, 8, 16, 32, 64)),
     Tunable("merge", ("none", "cluster", "kernel")),
@@ -78,6 +79,11 @@ CONSTRAINTS = (
         lambda v: v.page % v.kv_tile == 0,
     ),
     Constraint(
+        "prefetch_dense",
+        "tiles are prefetched into L2 where their place is known early: neither through a page table nor gathered",
+        lambda v: v.prefetch == 0 or not (v.page or v.gather),
+    ),
+    Constraint(
         "lazy_final",
         "a maximum that lags behind (rescale_log2 > 0) is no row_max to merge by, so it needs normalize",
         lambda v: v.rescale_log2 == 0 or v.normalize,
@@ -104,7 +110,8 @@ CONSTRAINTS = (
     ),
 )
 
-DEFAULTS = ({"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "rescale_log2": 0, "num_splits": 1, "merge": "none"},)
+_PLAIN = {"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "prefetch": 0, "num_splits": 1, "merge": "none"}
+DEFAULTS = ({**_PLAIN, "rescale_log2": 8}, {**_PLAIN, "rescale_log2": 0})
 
 
 def workspace(v: Values, arch: Arch) -> int:

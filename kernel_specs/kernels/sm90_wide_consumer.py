@@ -79,19 +79,35 @@ class WideConsumer:
 
     @cute.jit
     def _attend_first(self):
-        """Own a step, then take the next."""
-        steps = self.runs.steps
+        """Own a step, then take the next. With kv_shared the scores of the step after that begin before it is taken,
+        while the other warp group is in its softmax: all but the last part, whose slot is free last."""
+        steps, early = self.runs.steps, 0
+        if const_expr(self.plan.kv_shared and self.plan.overlaps):
+            early = self.plan.parts - 1
+        if const_expr(early > 0):
+            if steps > 0:
+                self._scores(0)
         for pair in cutlass.range((steps + 1) // 2, unroll=1):
             step = 2 * pair
-            self._scores(step)
+            if const_expr(early == 0):
+                self._scores(step)
             self._soften(step)
-            self._give(step)
+            self._leave(step)
+            self._give()
             self._own_values(step)
             if step + 1 < steps:
+                if const_expr(early > 0):
+                    if step + 2 < steps:
+                        self._start_scores(step + 2, 0, early)
+                        warpgroup.wait_group(0)
                 self._take()
                 self._clean(step + 1)
                 self._start_values(self.taken_product, step + 1)
                 self._end_values(step + 1)
+                if const_expr(early > 0):
+                    if step + 2 < steps:
+                        self._start_scores(step + 2, early, self.plan.parts)
+                        warpgroup.wait_group(0)
 
     @cute.jit
     def _attend_second(self):
@@ -104,9 +120,16 @@ class WideConsumer:
             self._clean(step - 1)
             self._start_values(self.taken_product, step - 1)
             self._soften(step)
-            self._end_values(step - 1)
+            # A store stays where it stands, and what it needs stays before it: without one before the product's end,
+            # the assembler moves the whole softmax behind that.
+            if const_expr(self.plan.overlaps):
+                self._leave(step)
+                self._end_values(step - 1)
+            else:
+                self._end_values(step - 1)
+                self._leave(step)
             self._see_next_keys(step)
-            self._give(step)
+            self._give()
             self._own_values(step)
         if steps % 2 == 1:
             self._take()
@@ -131,19 +154,24 @@ class WideConsumer:
 
     @cute.jit
     def _scores(self, step):
-        """S = Q K^T of a step's tile, a wgmma group a part; K's parts are let go as their groups end."""
+        """S = Q K^T of a step's tile; K's parts are let go as their groups end."""
         plan, position = self.plan, key_position(self.plan, step)
-        blocks = cute.size(self.k, mode=[2])
-        for part in cutlass.range_constexpr(plan.parts):
-            self._wait_full(position + part)
-            keys = self.k[None, None, None, self.ring.slot(position + part)]
-            issue(self.mma_s, self.acc_s, self.q, keys, part * blocks, clear=part == 0)
+        self._start_scores(step, 0, plan.parts)
         if const_expr(plan.kv_shared):
             warpgroup.wait_group(0)
         else:
             for part in cutlass.range_constexpr(plan.parts):
                 warpgroup.wait_group(plan.parts - 1 - part)
                 self.ring.release(position + part)
+
+    @cute.jit
+    def _start_scores(self, step, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
+        """Start parts of S = Q K^T of a step's tile, a wgmma group each."""
+        position, blocks = key_position(self.plan, step), cute.size(self.k, mode=[2])
+        for part in cutlass.range_constexpr(begin, end):
+            self._wait_full(position + part)
+            keys = self.k[None, None, None, self.ring.slot(position + part)]
+            issue(self.mma_s, self.acc_s, self.q, keys, part * blocks, clear=part == 0)
 
     @cute.jit
     def _wait_full(self, position):
@@ -159,27 +187,29 @@ class WideConsumer:
         self.softmax.step(self.acc_s)
 
     @cute.jit
-    def _give(self, step):
-        """Round P to the A operand of the own product, and leave it and the rows' maxima to the other warp group.
-
-        What branches comes first: the compiler likes to repeat the rounding behind a branch, which may be behind the
-        product's wgmma.fence, and then the registers change while the product reads them.
-        """
+    def _leave(self, step):
+        """Round P to the A operand of the own product, and leave it and the rows' maxima in shared memory."""
         self._clean(step)
-        if const_expr(self.plan.rescale_log2 > 0):
-            self.softmax.rescale(self.acc_o)
         # An accumulator's register order is the A operand's register order, 16 columns at a time.
         rounded = cute.make_tensor(self.p.iterator, self.acc_s.layout)
         rounded.store(self.acc_s.load().to(self.plan.element))
-        settle(self.p)
         cute.copy(self.store_p, self.store_p.retile(rounded), self.shared_p)
         given, maximum, row = self.maxima_given, self.softmax.maximum, first_row(self.lane)
         if self.lane % 4 == 0:
             for r in cutlass.range_constexpr(2):
                 given[row + 8 * r] = maximum[r]
+
+    @cute.jit
+    def _give(self):
+        """Tell the other warp group that P is there, and that this one has done with the P that it had taken.
+
+        The compiler likes to repeat the rounding behind a branch, which may be behind the product's wgmma.fence, and
+        then the registers change while the product reads them: so they are settled.
+        """
         # wgmma reads through the async proxy.
         cute.arch.fence_view_async_shared()
         cute.arch.barrier_arrive(barrier_id=BARRIER_READY + self.index, number_of_threads=CONSUMER_THREADS)
+        settle(self.p)
 
     @cute.jit
     def _take(self):
@@ -192,8 +222,7 @@ class WideConsumer:
     @cute.jit
     def _own_values(self, step):
         """O += P V of an own step."""
-        if const_expr(self.plan.rescale_log2 == 0):
-            self.softmax.rescale(self.acc_o)
+        self.softmax.rescale(self.acc_o)
         self._start_values(self.own_product, step)
         self._end_values(step)
 

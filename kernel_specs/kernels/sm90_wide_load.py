@@ -98,7 +98,13 @@ class KeyLoader:
     def _run_by_tma(self, runs):
         """`run` where nothing is gathered."""
         plan = self.plan
+        if const_expr(plan.prefetch > 0):
+            for step in cutlass.range(1, cutlass.min(plan.prefetch, runs.steps), unroll=1):
+                self._prefetch(runs, step)
         for step in cutlass.range(runs.steps, unroll=1):
+            if const_expr(plan.prefetch > 0):
+                if step + plan.prefetch < runs.steps:
+                    self._prefetch(runs, step + plan.prefetch)
             self._load("k", runs, step, key_position(plan, step))
             if const_expr(not plan.kv_shared):
                 if step > 0:
@@ -109,9 +115,15 @@ class KeyLoader:
 
     # ---- by TMA ----------------------------------------------------------------------------------------------------
 
+    def _prefetch(self, runs, step):
+        """Fetch a step's tile into L2: the ring holds little more than two tiles, which is less than a fetch from
+        memory takes."""
+        for operand in ("k",) if self.plan.kv_shared else ("k", "v"):
+            self._load(operand, runs, step, None)
+
     @cute.jit
     def _load(self, operand: cutlass.Constexpr[str], runs, step, position):
-        """Load the parts of K or V of a step's tile, whichever source it lies in."""
+        """Load the parts of K or V of a step's tile, whichever source it lies in; without a position, into L2 alone."""
         if const_expr(self.plan.two_sources):
             if step < runs.first_steps:
                 self._load_first(operand, runs.first.end - 1 - step, position)
@@ -129,8 +141,17 @@ class KeyLoader:
 
     @cute.jit
     def _load_parts(self, stream: tuple, tile, outer, position):
-        """All warps that call this wait for the slots, so that none misses a phase; the first one loads."""
+        """Load a tile from one of the `streams`."""
         atom, shared, source = stream
+        if const_expr(position is None):
+            for part in cutlass.range_constexpr(self.plan.parts):
+                cute.prefetch(atom, source[None, tile, part, outer])
+        else:
+            self._load_into_ring(atom, shared, source, tile, outer, position)
+
+    @cute.jit
+    def _load_into_ring(self, atom, shared, source, tile, outer, position):
+        """All warps that call this wait for the slots, so that none misses a phase; the first one loads."""
         first_warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0
         for part in cutlass.range_constexpr(self.plan.parts):
             self.ring.wait_empty(position + part)

@@ -39,6 +39,10 @@ class WidePlan(Plan):
         # Gathering takes addresses: with 40 registers it spilled (ptxas of CUDA 12.9, 2026-11-29). All three
         # warp groups' together must be at most 3 * 168, what 384 threads have at launch, or the last one waits forever.
         self.consumer_registers, self.producer_registers = (224, 56) if problem.gather else (240, 24)
+        self.prefetch = tunables.prefetch
+        # A warp group's softmax or scores beside its own products. Where O is rescaled at every step the registers do
+        # not suffice: they spilled, and then each wgmma was waited for (ptxas of CUDA 12.9, 2026-11-30).
+        self.overlaps = self.rescale_log2 > 0
         self.part_columns = tunables.part_columns
         self.parts = HEAD_DIM // tunables.part_columns
         self.own_parts = OWN_COLUMNS // tunables.part_columns

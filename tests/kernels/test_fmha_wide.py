@@ -24,7 +24,15 @@ MQA = {"heads": 64, "kv_heads": 1, "t": 1, "head_dim": 512}
 SHARED = {**MQA, "kv_shared": True}
 LAYER = {"sources": 2, "has_sink": True, "return_lse": True}
 WINDOW = {"mask": "window", "window_left": 127, "window_right": 0}
-PLAIN = {"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "rescale_log2": 0, "num_splits": 1, "merge": "none"}
+PLAIN = {
+    "kv_tile": 64,
+    "part_columns": 128,
+    "cluster_m": 1,
+    "prefetch": 0,
+    "rescale_log2": 0,
+    "num_splits": 1,
+    "merge": "none",
+}
 
 FAST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a layer of latent KV, listed entries, no two lengths alike": (
@@ -67,6 +75,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "separate, the ring many times": ({**MQA, "s_k": 900}, {}),
     "tiles of 32 keys": ({**SHARED, "s_k": 170}, {"kv_tile": 32}),
     "separate, tiles of 32 keys": ({**MQA, "s_k": 170}, {"kv_tile": 32, "part_columns": 256}),
+    "prefetched": ({**SHARED, "s_k": 450}, {"prefetch": 4}),
+    "prefetched, separate, two sources": ({**MQA, **LAYER, "s_k": 200, "s_k2": 300}, {"prefetch": 4}),
     "parts of 256 columns": ({**SHARED, "s_k": 300}, {"part_columns": 256}),
     "separate, parts of 256 columns": ({**MQA, "s_k": 300}, {"part_columns": 256}),
     "multicast": ({**SHARED, "heads": 128, "s_k": 450}, {"cluster_m": 2}),
