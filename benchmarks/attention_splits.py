@@ -39,12 +39,12 @@ CLUSTERS, KERNELS = (2, 4, 8, 16), (4, 8, 16, 32)
 """Splits: of 18 tiles of 64 keys, 16 leave one or two tiles to each CTA, 32 one."""
 BASE = "one launch"
 
-PLAIN = {"smem_p": False, "k_sub": 1, "cluster_m": 1, "rescale_log2": 0}
+PLAIN = {"smem_p": False, "k_sub": 1, "cluster_m": 1, "rescale_log2": 0, "schedule": "static"}
 TILE = {
     128: {"m_tile": 64, "pv_n_tile": 128, "kv_tile": 64, "kv_stage": 4, "kv_groups": 1, "ctas_per_sm": 1},
     256: {"m_tile": 64, "pv_n_tile": 256, "kv_tile": 64, "kv_stage": 2, "kv_groups": 1, "ctas_per_sm": 1},
 }
-WIDE = {"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "rescale_log2": 0}
+WIDE = {"kv_tile": 64, "part_columns": 128, "cluster_m": 1, "prefetch": 0, "rescale_log2": 8}
 
 
 def problems() -> Iterator[dict[str, Any]]:
