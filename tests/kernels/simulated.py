@@ -72,7 +72,7 @@ def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
                 strict=strict,
             )
             outcome = simulator.simulate(job).outcome()
-            facts = {**value["compiled"], **value["seconds"]}
+            facts = {**value["compiled"], **value["seconds"], **value["facts"]}
             return dataclasses.replace(outcome, facts=outcome.facts.merged({k: v for k, v in facts.items() if v}))
 
         yield run

@@ -83,7 +83,7 @@ def test_flags_in_combination(simulated: Run, name: str) -> None:
     problem, tunables = COMBINED[name]
     outcome = simulated(problem, tunables, schedules=2)
     assert outcome.ok, outcome.reason
-    assert not outcome.facts.get("spill_bytes")
+    assert not outcome.facts.get("spill_bytes") and not outcome.facts.get("wgmma_serialized")
 
 
 # More row blocks than there are CTAs.
@@ -233,7 +233,7 @@ def test_gathered_sources_in_every_ring(simulated: Run, name: str) -> None:
 def check(simulated: Run, problem: dict[str, Any], tunables: dict[str, Any]) -> None:
     outcome = simulated(problem, tunables, schedules=3)
     assert outcome.ok, outcome.reason
-    assert not outcome.facts.get("spill_bytes")
+    assert not outcome.facts.get("spill_bytes") and not outcome.facts.get("wgmma_serialized")
 
 
 def test_what_a_gathered_source_rules_out() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("elftools")
 
-from tunekit.backends.cutedsl.compiled import tmem_columns
+from tunekit.backends.cutedsl.compiled import tmem_columns, wgmma_serialized
 
 ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 \t[%r2], {};"
 
@@ -24,3 +24,29 @@ ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 \t[%r2], {};"
 def test_tmem_columns(ptx, columns):
     """The columns of all allocations; unknown if one is computed at run time."""
     assert tmem_columns(ptx) == columns
+
+
+REMARK = """
+          ptxas output:
+          ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are
+          serialized due to insufficient register resources for the function
+          'kernel_cutlass__kernel'
+          ptxas info    : 0 bytes gmem
+"""
+TOUCHED = "non wgmma instructions defining accumulator registers of a wgmma between start and end of the pipeline stage"
+IN_FUNCTION = (
+    "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+    f"{TOUCHED} in the function 'kernel'"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "because"),
+    [
+        ("ptxas info    : 0 bytes gmem", None),
+        (REMARK, "insufficient register resources"),
+        (IN_FUNCTION, TOUCHED),
+    ],
+)
+def test_serialized_wgmma_is_read_from_the_log(log, because):
+    assert wgmma_serialized(log) == because

@@ -31,6 +31,7 @@ OTHER_CHIP_NUMBERS = {110: 101}
 
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _PTXAS_MS = re.compile(r"Compile time = ([\d.]+) ms")
+_SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized due to (.+?) (?:in|for) the function")
 _CUDA_TOOLS = re.compile(r"Cuda compilation tools, release [\d.]+, V([\d.]+)")
 _TARGET = re.compile(r"^\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
 _ALLOC = re.compile(r"tcgen05\.alloc\.[^;]*\],\s*([%\w]+)\s*;")
@@ -66,6 +67,8 @@ def read(host: Any, ptx: str, cubin: bytes, log: str) -> tuple[Footprint, Values
         facts["smem_dynamic"] = smem - static
     if spills:
         facts["spill_loads"] = max(loads for _, loads in spills)
+    if because := wgmma_serialized(log):
+        facts["wgmma_serialized"] = because
     tools = _CUDA_TOOLS.search(ptx)
     if tools:
         facts["cuda_tools"] = tools.group(1)  # the release whose back end and ptxas made this code
@@ -89,6 +92,15 @@ def wrong_arch(cubin: bytes, ptx: str, arch: Arch) -> str | None:
     if suffix == "a" and number in (asked, OTHER_CHIP_NUMBERS.get(asked)):
         return None
     return f"asked for {arch.name}, but the machine code is for sm_{number}{suffix}"
+
+
+def wgmma_serialized(log: str) -> str | None:
+    """Why ptxas waits for each wgmma before the next, if it does: a kernel is then slow without a spill to show for it.
+
+    The words of the warning are ptxas's; the log wraps its lines.
+    """
+    found = _SERIALIZED.search(" ".join(log.split()))
+    return found.group(1) if found else None
 
 
 def chip_number(cubin: bytes) -> int:
