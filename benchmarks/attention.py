@@ -39,6 +39,8 @@ from attention_peers import SPEC
 from contest import Contest, Row, Todo, rounds_of, serve
 from tunekit.arch import parse_arch
 from tunekit.environment import environment
+from tunekit.errors import TunekitError, UserError
+from tunekit.measure.final import even_rounds
 from tunekit.measure.inputs import Arguments
 from tunekit.model import Values, to_json
 from tunekit.oracle.compare import compare as compare_output
@@ -103,8 +105,7 @@ def compare(todo: Todo, rounds: int, contest: Contest) -> Row:
     else:
         arguments = Arguments(SPEC, problem, inputs, torch.device("cuda"))
         calls, result["own"] = attention_peers.contestants(problem, arguments)
-        choice = tunekit.best("fmha", **todo.given)
-        result["choice"] = f"{choice.variant} ({choice.level})"
+        result["choice"] = chosen_kernel(todo.given)
 
     def check(name: str, out: Any) -> Row:
         if out is None:
@@ -122,6 +123,15 @@ def compare(todo: Todo, rounds: int, contest: Contest) -> Row:
         for name, ratio in attention_splits.ratios(rows).items():
             rows[name]["ratio"] = ratio
     return result | {"floor_us": floor, "rows": rows}
+
+
+def chosen_kernel(given: Mapping[str, Any]) -> str:
+    """What ``tunekit.load`` serves, or why nothing."""
+    try:
+        choice = tunekit.best("fmha", **given)
+    except TunekitError as error:
+        return f"nothing: {error}"
+    return f"{choice.variant} ({choice.level})"
 
 
 def filled(problem: Values, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,13 +172,13 @@ def words_of(row: Row) -> str:
 
 
 def summary(results: Sequence[Row]) -> Iterator[str]:
-    """How tunekit stands to the best peer, over the problems that have one."""
+    """How tunekit stands to the best peer, over the problems that have one. A wrong result of its own is no time."""
     for mine in OWN:
         ratios = []
         for result in results:
             times = {name: row["median_us"] for name, row in result["rows"].items() if "median_us" in row}
             others = [t for name, t in times.items() if name not in OWN]
-            if mine in times and others:
+            if mine in times and others and not result["rows"][mine].get("wrong"):
                 ratios.append(min(others) / times[mine])
         if ratios:
             mean, worst = math.exp(statistics.fmean(map(math.log, ratios))), min(ratios)
@@ -212,7 +222,7 @@ def version(name: str) -> str:
 
 
 def run(todo: Sequence[Todo], rounds: int, path: Path | None) -> None:
-    """Measure, print and write what comes."""
+    """Measure, print and write what comes, also the problems that failed."""
     here = environment()
     names = ("torch", "flash-attn-4", "nvidia-cutlass-dsl")
     print(f"{here.gpu}, driver {here.driver}, " + ", ".join(f"{name} {version(name)}" for name in names), flush=True)
@@ -221,15 +231,17 @@ def run(todo: Sequence[Todo], rounds: int, path: Path | None) -> None:
         for variant, reason in attention_splits.compile_all(splits, parse_arch(here.arch or "")).items():
             print(f"{variant} did not compile: {reason}", flush=True)
     results: dict[str, list[Row]] = {one.table: [] for one in todo}
+    failed: dict[str, list[Row]] = {}
     command = [sys.executable, str(Path(__file__).resolve()), "--rounds", str(rounds), "--these"]
     for one, result in rounds_of(command, todo):
         if "failed" in result:
             print(f"\n{Values(one.given)}\n  failed: {result['failed']}", flush=True)
-            continue
-        results[one.table].append(result)
-        show(result)
+            failed.setdefault(one.table, []).append({"problem": one.given, "reason": result["failed"]})
+        else:
+            results[one.table].append(result)
+            show(result)
         if path:
-            write(path, {"environment": to_json(here), "results": results})
+            write(path, {"environment": to_json(here), "results": results, "failed": failed})
     for table, found in results.items():
         lines = split_summary(found) if table == "splits" else summary(found)
         print("\n" + "\n".join(f"{table}: {line}" for line in lines), flush=True)
@@ -254,6 +266,10 @@ def main() -> None:
     unknown = [table for table in options.tables if table not in TABLES]
     if unknown:
         parser.error(f"no table {', '.join(unknown)} (known: {', '.join(TABLES)})")
+    try:
+        even_rounds(options.rounds)
+    except UserError as error:
+        parser.error(str(error))
     todo = chosen(options.tables or list(TABLES), options.only)
     if options.list:
         print("\n".join(json.dumps(one.given) for one in todo))

@@ -26,6 +26,7 @@ from tunekit.settings import load_settings
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
+from tunekit.store.standing import comparable
 from tunekit.sweep.measuring import FINAL_MARGIN
 
 SPEC = load_spec("fmha")
@@ -51,14 +52,14 @@ def contestants(problem: Values, arguments: Arguments) -> tuple[dict[str, Call],
 
 
 def own_kernel(problem: Values, drawn: Mapping[str, Any]) -> tuple[Variant, Call] | None:
-    """The fastest of tunekit's own kernels by what this machine's sweeps recorded; None if there is none."""
-    settings = load_settings()
+    """The fastest of tunekit's own kernels by what sweeps recorded in this environment; None if there is none."""
+    settings, here = load_settings(), environment()
     with Store.open(settings.database) as store:
-        trials = store.trials(spec=SPEC.name, arch=environment().arch, stage=Stage.MEASURE, problem=problem)
+        trials = store.trials(spec=SPEC.name, arch=here.arch, stage=Stage.MEASURE, problem=problem)
     artifacts = ArtifactStore(settings.artifacts)
-    for trial in ranked(trials):
+    for trial in ranked([t for t in trials if comparable(t.environment) == comparable(here)]):
         if artifacts.get(trial.compile_key) is not None:
-            return trial.variant, compiled_call(trial.variant, trial.compile_key, problem, drawn)
+            return trial.variant, lazy_call(trial.variant, trial.compile_key, problem, drawn)
     return None
 
 
@@ -80,6 +81,18 @@ def ranked(trials: list[Trial]) -> list[Trial]:
 
     keys = sorted({key for _, key in newest}, key=rank)
     return [newest.get((True, key)) or newest[False, key] for key in keys]
+
+
+def lazy_call(variant: Variant, key: str, problem: Values, drawn: Mapping[str, Any]) -> Call:
+    """A call that loads its kernel when it is first made, so that one that can't be loaded is refused alone."""
+    loaded: list[Call] = []
+
+    def call() -> Any:
+        if not loaded:
+            loaded.append(compiled_call(variant, key, problem, drawn))
+        return loaded[0]()
+
+    return call
 
 
 def compiled_call(variant: Variant, key: str, problem: Values, drawn: Mapping[str, Any]) -> Call:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from attention_peers import SPEC, compiled_call
+from attention_peers import SPEC, lazy_call
 from contest import Call
 from tunekit import identity
 from tunekit.arch import Arch
@@ -101,25 +101,13 @@ def contestants(problem: Values, drawn: dict[str, Any], arch: Arch) -> dict[str,
     """name -> a call that returns o; that of ``no merge`` returns nothing to be checked."""
     ours = wanted_units(problem, arch)
     tile = ours.pop("tile")
-    found = {name: _lazy(unit, problem, drawn) for name, unit in ours.items()}
+    found = {name: lazy_call(unit.variant, unit.key, problem, drawn) for name, unit in ours.items()}
     for keys in TILES:
         launches = TileLaunches(tile, problem, drawn, keys)
         name = f"{launches.count} launches of {keys} keys"
         found[f"{name}, torch merge"] = launches.torch_merged
         found[f"{name}, no merge"] = launches
     return found
-
-
-def _lazy(unit: Unit, problem: Values, drawn: dict[str, Any]) -> Call:
-    """A call that loads its kernel when it is first made, so that one that did not compile is refused alone."""
-    loaded: list[Call] = []
-
-    def call() -> Any:
-        if not loaded:
-            loaded.append(compiled_call(unit.variant, unit.key, problem, drawn))
-        return loaded[0]()
-
-    return call
 
 
 class TileLaunches:

@@ -236,6 +236,7 @@ def _messages(command: Sequence[str], silence_s: float) -> Iterator[Row]:
 
         while True:
             watch = threading.Timer(silence_s, end)
+            watch.daemon = True  # one that an interrupt leaves behind must not keep this process
             watch.start()
             line = child.stdout.readline()
             watch.cancel()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,8 +105,9 @@ def test_every_split_is_a_variant_and_launches_of_tiles_merge_to_attention():
     assert float((launches.torch_merged().double() - want).norm() / want.norm()) < 5e-3
 
 
-def trial(implementation: str, key: str, protocol: str, us: float):
+def trial(implementation: str, key: str, protocol: str, us: float, environment=None):
     return SimpleNamespace(
+        environment=environment,
         variant=SimpleNamespace(implementation=implementation),
         compile_key=key,
         protocol=f"{protocol}/1 cuda_graph cold_l2 spec_inputs default_clocks",
@@ -126,6 +129,27 @@ def test_the_own_kernel_is_the_fastest_of_the_final_whatever_the_default_does_th
     finals = [trial("sm90", "first", "final", 8.0), trial("sm90_split", "second", "final", 9.0)]
     assert [one.compile_key for one in attention_peers.ranked([*trials, *finals])] == ["first", "second", "default"]
     assert attention_peers.ranked([trials[3]]) == []
+
+
+def test_the_own_kernel_was_measured_here_and_costs_nobody_a_row_if_it_is_gone(monkeypatch):
+    here = attention_peers.environment()
+    elsewhere = replace(here, gpu="another GPU")
+    trials = [trial("sm90", "slow", "final", 9.0, here), trial("sm90", "fast", "final", 5.0, elsewhere)]
+    store = SimpleNamespace(trials=lambda **wanted: trials)
+    monkeypatch.setattr(attention_peers, "Store", SimpleNamespace(open=lambda path: contextlib.nullcontext(store)))
+    kept = SimpleNamespace(get=lambda key: None if key == "gone" else key, root="artifacts")
+    monkeypatch.setattr(attention_peers, "ArtifactStore", lambda root: kept)
+    problem = SPEC.problem(SMALL)
+    variant, call = attention_peers.own_kernel(problem, {})
+    assert variant is trials[0].variant
+    kept.get = lambda key: None
+    with pytest.raises(RuntimeError, match="is not in artifacts"):
+        call()
+    assert attention_peers.own_kernel(problem, {}) is None
+
+
+def test_a_problem_that_nothing_serves_is_told(monkeypatch):
+    assert attention.chosen_kernel({**SMALL, "heads": 7, "head_dim": 3}).startswith("nothing: ")
 
 
 # --- a contest --------------------------------------------------------------------------
@@ -234,6 +258,23 @@ def test_a_contestant_that_faults_or_hangs_costs_nobody_else_a_row(tmp_path):
     assert found[4] == {"failed": "no memory"}
 
 
+def test_a_problem_that_failed_is_in_the_file_too(tmp_path, monkeypatch):
+    todo = attention.chosen(["decode"], ["head_dim=64", "s_k=640", "batch=1,8"])
+    came = [(todo[0], {"failed": "no memory"}), (todo[1], {"problem": todo[1].given, "floor_us": 1.0, "rows": {}})]
+    monkeypatch.setattr(attention, "rounds_of", lambda command, todo: iter(came))
+    attention.run(todo, 2, tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["failed"] == {"decode": [{"problem": todo[0].given, "reason": "no memory"}]}
+    assert [result["problem"] for result in written["results"]["decode"]] == [todo[1].given]
+
+
+def test_rounds_are_even(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["attention.py", "decode", "--rounds", "5", "--list"])
+    with pytest.raises(SystemExit):
+        attention.main()
+    assert "rounds is 5; it must be even" in capsys.readouterr().err
+
+
 # --- words ------------------------------------------------------------------------------
 
 
@@ -250,6 +291,7 @@ def test_summaries():
         {"rows": {"tunekit": row(10.0), "own kernel": row(8.0), "cuDNN": row(20.0), "FA2": {"refused": "no"}}},
         {"rows": {"tunekit": row(10.0), "flash-attn-4": row(5.0)}},
         {"rows": {"tunekit": row(10.0)}},
+        {"rows": {"tunekit": row(1.0, wrong="o: NaN"), "FA2": row(5.0)}},
     ]
     assert list(attention.summary(results)) == [
         "tunekit beside the best peer: 1.00x (geometric mean of 2), worst 0.50x",

@@ -105,6 +105,10 @@ PERSISTENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"batch": 9, "heads": 20, "kv_heads": 20, "t": 100, "s_k": 150, "kv_shared": True, "has_lengths": True},
         {"m_tile": 128, "kv_stage": 2},
     ),
+    "each K tile in two stages": (
+        {"batch": 67, "heads": 2, "kv_heads": 2, "t": 64, "s_k": 150, "head_dim": 256},
+        {"m_tile": 64, "kv_stage": 1, "k_sub": 2},
+    ),
 }
 
 
@@ -113,7 +117,7 @@ PERSISTENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PERSISTENT)
 def test_persistent_rounds(simulated: Run, name: str) -> None:
     problem, tunables = PERSISTENT[name]
-    check(simulated, {**problem, "head_dim": 64}, {"schedule": "persistent", "kv_tile": 64, **tunables})
+    check(simulated, {"head_dim": 64, **problem}, {"schedule": "persistent", "kv_tile": 64, **tunables})
 
 
 # One flag or two at a time, on shapes that every head dim can afford.

@@ -80,6 +80,10 @@ def test_a_sweep_may_verify_the_problem_alone_and_a_full_one_does_it_again(cache
     assert again.problems[0].winner is not None
     with cache.store() as store:
         assert len(store.trials(spec="host_faulty", stage=Stage.VERIFY)) == len(verified), "the full one is enough"
+    cache.run(FAULTY, ROWS, variants=chosen, cases="problem", retry_failed=True)
+    with cache.store() as store:
+        retried = store.trials(spec="host_faulty", stage=Stage.VERIFY)[len(verified) :]
+    assert [trial.variant.tunables["fault"] for trial in retried] == ["odd_rows"], "its time is older than its failure"
 
 
 def test_a_variant_is_for_one_of_the_problems_at_least(cache: Cache) -> None:

@@ -49,7 +49,8 @@ class Measurer:
 
         Of the failures only those that are the variant's own: a final whose windows were all
         throttled, or memory that others had taken, is no reason not to try again. Nor does a time
-        count for a full verification whose variant passed a smaller one alone.
+        count that is older than such a failure, or, for a full verification, that of a variant which
+        passed a smaller one alone.
         """
         if not self.resume:
             return {}
@@ -66,6 +67,8 @@ class Measurer:
             own_fault = not outcome.ok and not outcome.windows and not outcome.facts.get(OUT_OF_MEMORY, False)
             if timed or (own_fault and not self.retry_failed):
                 known[trial.compile_key] = outcome
+            elif own_fault:
+                known.pop(trial.compile_key, None)
         least = SEEDS if self.full else 1
         return {key: outcome for key, outcome in known.items() if not outcome.ok or checked.get(key, least) >= least}
 

@@ -25,7 +25,7 @@ class SweepOptions:
     ``auto`` uses a device if it is here and else simulates, ``none`` ends after compiling.
     `cases`: on the device, ``full`` verifies under several seeds and at the edges of every size,
     ``problem`` one draw of the problem itself. `variants` restricts the sweep to those whose ids
-    begin so; each must be there for one of the problems, not for all."""
+    begin so; each must be there for one of the problems, and for each problem one of them."""
 
     arch: str | None = None
     implementation: str | None = None
