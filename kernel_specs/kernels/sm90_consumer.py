@@ -229,7 +229,9 @@ class Consumer:
     @cute.jit
     def _wait_before_turn(self, ring_k, ring_v):
         """Wait for the tiles of a turn's products, K and that of V before it, if any, so that while this warp group has
-        its turn nothing but the products takes time: even a wait for a tile that is there is 2 % of a step."""
+        its turn nothing but the products takes time: even a wait for a tile that is there is 2 % of a step (stall
+        samples of an H200, head_dim 128, 2026-11-30). It waits for one stage of K: where warp groups take turns, K is
+        never split (the rule k_sub_wide)."""
         if const_expr(self.plan.take_turns):
             self._wait_k(ring_k)
             if const_expr(ring_v is not None):

@@ -91,8 +91,8 @@ class Plan:
         self.two_sources = p.sources == 2
         # The later a row, the more keys it sees.
         self.longest_last = p.mask in ("causal", "causal_top_left")
-        # KV heads whose equally long rows run side by side (sm90_schedule). (s 8192, 132 SMs, in tiles of KV: the last
-        # CTA ends at 1.11 of the mean at head_dim 256 with one head at a time, at 1.002 with four.)
+        # KV heads whose equally long rows run side by side (sm90_schedule). (Counted in tiles of KV, s 8192 on 132 SMs:
+        # the last CTA ends at 1.11 of the mean at head_dim 256 with one head at a time, at 1.002 with four.)
         self.heads_abreast = self._heads_abreast() if self.longest_last else 1
         # One CTA an SM that does row blocks one after the other (sm90_schedule).
         self.persistent = t.get("schedule", "static") == "persistent"
