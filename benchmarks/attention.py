@@ -207,7 +207,10 @@ def chosen(tables: Sequence[str], only: Sequence[str]) -> list[Todo]:
             sys.exit(f"--only takes AXIS=V[,V], with an axis of fmha; not '{text}'")
         wanted[name] = {value.lower() for value in values.split(",")}
     found = [Todo(table, given) for table in tables for given in TABLES[table]()]
-    return [todo for todo in found if _matches(SPEC.problem(todo.given), wanted)]
+    kept = [todo for todo in found if _matches(SPEC.problem(todo.given), wanted)]
+    if not kept:
+        sys.exit(f"no problem of {', '.join(tables)} has {' '.join(only)}: --list shows them")
+    return kept
 
 
 def _matches(problem: Values, wanted: Mapping[str, set[str]]) -> bool:

@@ -340,6 +340,7 @@ class Choice:
     """What dispatch picks for a problem, and why; `fell_back_from` lists what missed.
 
     `artifact` is the compile key of the kernel that serves, None where none is compiled.
+    `better` is what would serve instead, were it compiled; None where nothing better is known.
     """
 
     variant: Variant
@@ -349,6 +350,7 @@ class Choice:
     symbol: str | None
     fell_back_from: tuple[str, ...] = field(default=())
     winner: Winner | None = None
+    better: Variant | None = None
 
 
 def to_json(value: Any) -> Any:

@@ -25,7 +25,7 @@ def test_best_is_what_load_would_pick(tuned, monkeypatch):
     winner = tuned.tune({"rows": 64}, unroll=4, delay_us=0)
     choice = tunekit.best(tuned.reference, rows=48)
     assert (choice.level, choice.variant, choice.artifact) == (Level.BUCKET, winner.variant, winner.artifact)
-    assert choice.winner.median_us == 10.0
+    assert choice.winner.median_us == 10.0 and choice.better is None
     assert choice.fell_back_from == ("exact: nothing was measured here for this problem",)
 
 
@@ -37,7 +37,7 @@ def test_a_winner_that_is_not_compiled_is_still_named(tuned, settings):
     assert "neither it nor any fallback is compiled" in choice.why
     tuned.compile(tuned.variant(), rows=64)
     choice = look_up(tuned.reference, {"rows": 64}, settings=settings)
-    assert choice.level is Level.DEFAULT and choice.artifact is not None
+    assert choice.level is Level.DEFAULT and choice.artifact is not None and choice.better == winner.variant
     assert any("exact" in line and "not in the store" in line for line in choice.fell_back_from)
 
 

@@ -193,6 +193,7 @@ def test_the_walk_stops_at_the_first_that_can_serve(tuned, host_table):
     )
     assert done.candidate.level is Level.NEAREST and done.thing == near.variant.id
     assert done.missed == (f"exact: {exact.variant}: not compiled", "bucket: nothing was measured here in this bucket")
+    assert done.better.variant == exact.variant
 
 
 def test_flags_tell_true_from_one(tuned):

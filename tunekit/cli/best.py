@@ -11,7 +11,7 @@ import click
 from tunekit.cli import options
 from tunekit.cli.problems import problems
 from tunekit.cli.space_view import choose_arch
-from tunekit.model import Choice, Values
+from tunekit.model import Choice, Values, Variant
 from tunekit.report import Printer, units
 from tunekit.report.sweep_summary import winner_text
 from tunekit.spec import load_spec
@@ -38,8 +38,8 @@ def best(
 ) -> int:
     """Say which variant serves a problem, and why.
 
-    A choice that is not compiled is shown with the command that compiles it. Exit
-    status 1: no variant can serve it.
+    A choice that is not compiled, or a better one that is not, is shown with the command
+    that compiles it. Exit status 1: no variant can serve it.
     """
     loaded = load_spec(spec)
     todo = problems(loaded, problem_texts, workload)
@@ -54,15 +54,15 @@ def best(
         choices.append({"problem": problem, "arch": chosen.name, "choice": choice})
         if not as_json:
             out.heading(f"{loaded.name} on {chosen.name} ({why_arch}): {problem}")
-            _print(choice, _compile_command(spec, choice, problem), out)
+            wanted = choice.better or choice.variant
+            _print(choice, _compile_command(spec, wanted, problem), out)
     if as_json:
         out.json(choices)
     return 0
 
 
-def _compile_command(reference: str, choice: Choice, problem: Values) -> str:
-    chosen = choice.variant
-    words = f"tunekit compile {shlex.quote(reference)} --arch {chosen.arch} --variant {chosen.id}"
+def _compile_command(reference: str, wanted: Variant, problem: Values) -> str:
+    words = f"tunekit compile {shlex.quote(reference)} --arch {wanted.arch} --variant {wanted.id}"
     return f"{words} --problem {problem}"
 
 
@@ -72,6 +72,8 @@ def _print(choice: Choice, compile_it: str, out: Printer) -> None:
     if choice.winner is not None:
         out.line(f"  measured  {winner_text(choice.winner)}, on {choice.winner.environment.gpu or 'this host'}")
     out.line(f"  artifact  {choice.artifact or f'none yet: {compile_it}'}")
+    if choice.better is not None:
+        out.line(f"  better    {units.label(choice.better)}, once it is compiled: {compile_it}")
     for missed in choice.fell_back_from:
         if choice.artifact or str(choice.variant) not in missed:  # that it is not compiled is said above
             out.line(f"  not       {missed}")

@@ -202,6 +202,7 @@ class Kernel:
             artifact.symbol,
             done.missed,
             candidate.winner,
+            done.better.variant if done.better else None,
         )
         self._choices[(call.device, call.problem)] = choice, function
         return choice, function

@@ -117,12 +117,14 @@ class Walk(Generic[T]):
     """How a walk down the ladder ended: at a candidate with what it needs, or (`thing` None) at the bottom.
 
     `candidate` is then the best one that lacked something; None if there was none at
-    all. `missed` has a sentence for each level and candidate that was passed.
+    all. `missed` has a sentence for each level and candidate that was passed, `better`
+    is the best candidate among these.
     """
 
     candidate: Candidate | None
     thing: T | None
     missed: tuple[str, ...]
+    better: Candidate | None = None
 
 
 def walk(table: Table, problem: Values, acquire: Callable[[Candidate], tuple[T | None, str]]) -> Walk[T]:
@@ -135,10 +137,10 @@ def walk(table: Table, problem: Values, acquire: Callable[[Candidate], tuple[T |
             continue
         thing, lacks = acquire(step)
         if thing is not None:
-            return Walk(step, thing, tuple(missed))
+            return Walk(step, thing, tuple(dict.fromkeys(missed)), first)
         first = first or step
         missed.append(f"{step.level}: {step.variant}: {lacks}")
-    return Walk(first, None, tuple(missed))
+    return Walk(first, None, tuple(dict.fromkeys(missed)))
 
 
 def usable(spec: KernelSpec, arch: str, winner: Winner) -> tuple[Values | None, str]:
@@ -305,9 +307,9 @@ def _defaults(table: Table, problem: Values) -> Iterator[Candidate | Miss]:
         yield Miss(Level.DEFAULT, "no default of the spec can serve it")
     for variant in defaults:
         if variant is defaults[0]:
-            why = "the spec's default: nothing measured serves this problem"
+            why = "the spec's default: no measured winner that may serve it is compiled"
         elif table.spec.implementation(variant.implementation).is_library:
-            why = "a library's default: nothing measured serves this problem, and the spec's default is not compiled"
+            why = "a library's default: neither a measured winner that may serve it nor the spec's default is compiled"
         else:
             continue
         yield Candidate(Level.DEFAULT, why, variant)

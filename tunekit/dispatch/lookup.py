@@ -68,7 +68,10 @@ def look_up(
     if artifact is None:
         why = f"{picked.why}; neither it nor any fallback is compiled"
         return Choice(picked.variant, picked.level, why, None, None, done.missed, picked.winner)
-    return Choice(picked.variant, picked.level, picked.why, artifact.key, artifact.symbol, done.missed, picked.winner)
+    better = done.better.variant if done.better else None
+    return Choice(
+        picked.variant, picked.level, picked.why, artifact.key, artifact.symbol, done.missed, picked.winner, better
+    )
 
 
 def arch_here(spec: KernelSpec, here: Environment, device: int) -> str:
