@@ -44,7 +44,7 @@ from . import sm100_views as views
 from .attention.arguments import by_name
 from .attention.merge import Combine, partial_outputs, partial_statistics
 from .attention.packing import rows_view
-from .attention.sequences import Sequences
+from .attention.sequences import Sequences, extent
 from .sm100_correction import Correction
 from .sm100_load import Clear, Gather, Load
 from .sm100_mma import Mma, Operands
@@ -88,11 +88,8 @@ class FmhaForwardSm100:
         if const_expr(plan.gathered_arguments):
             tensors.update({name: call[name] for name in plan.gathered_arguments})
         tma = self._tma_atoms(call)
-        q, stream = call["q"], call["stream"]
-        if const_expr(plan.problem.varlen):
-            queries, batch = call["max_t"], call["cu_seqlens_q"].shape[0] - 1
-        else:
-            queries, batch = q.shape[1], q.shape[0]
+        stream = call["stream"]
+        queries, batch = extent(plan.problem, call)
         left, right = call.get("left", Int32(-1)), call.get("right", Int32(-1))
         self.kernel(tensors, tma, call["scale"], left, right).launch(
             grid=grid(plan, queries, batch), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1

@@ -31,7 +31,7 @@ from cutlass.utils import SmemAllocator
 from tunekit.model import Values
 
 from .attention.arguments import by_name
-from .attention.sequences import Sequences
+from .attention.sequences import Sequences, extent
 from .attention.workspace import STATISTICS
 from .sm90_gather import PRESENT_BUFFERS
 from .sm90_load import load_q, make_pipe
@@ -85,10 +85,7 @@ class FmhaSm90Wide:
     def _grid(self, given: dict):
         """(CTAs of the row blocks and splits, KV heads, sequences)."""
         plan = self.plan
-        if const_expr(plan.problem.varlen):
-            batch, queries = given["cu_seqlens_q"].shape[0] - 1, given["max_t"]
-        else:
-            batch, queries = given["q"].shape[0], given["q"].shape[1]
+        queries, batch = extent(plan.problem, given)
         blocks = cute.round_up(plan.packing.blocks(queries), plan.cluster_m)
         return blocks * plan.num_splits, plan.problem.kv_heads, batch
 

@@ -18,6 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from .attention.sequences import extent
 from .fmha_sm90_space import PERSISTENT_CTAS
 from .sm90_plan import Plan
 
@@ -32,10 +33,7 @@ def grid(plan: Plan, given: dict):
 
 def _rows_and_batch(plan: Plan, given: dict):
     """How many times a cluster's rows cover a head's, and sequences."""
-    if const_expr(plan.problem.varlen):
-        batch, queries = given["cu_seqlens_q"].shape[0] - 1, given["max_t"]
-    else:
-        batch, queries = given["q"].shape[0], given["q"].shape[1]
+    queries, batch = extent(plan.problem, given)
     return cute.ceil_div(plan.packing.blocks(queries), plan.row_blocks * plan.cluster_m), batch
 
 

@@ -10,6 +10,13 @@ from cutlass import Int32, const_expr
 from tunekit.model import Values
 
 
+def extent(problem: Values, tensors: dict):
+    """(the most query positions of a sequence, sequences) of a call, for its grid: numbers of the host's side."""
+    if const_expr(problem.varlen):
+        return tensors["max_t"], tensors["cu_seqlens_q"].shape[0] - 1
+    return tensors["q"].shape[1], tensors["q"].shape[0]
+
+
 @dataclass(frozen=True)
 class Sequences:
     """The layout of one call. `problem`: the static axes; `tensors`: the call's tensors by argument name."""
