@@ -97,13 +97,18 @@ def lazy_call(variant: Variant, key: str, problem: Values, drawn: Mapping[str, A
 
 def compiled_call(variant: Variant, key: str, problem: Values, drawn: Mapping[str, Any]) -> Call:
     """A call of a stored artifact on arguments of its own that hold `drawn`."""
+    function = stored_function(variant, key)
+    arguments = Arguments(SPEC, problem, drawn, torch.device("cuda"), variant=variant)
+    return partial(_run, function, arguments.call, arguments.guarded["o"].tensor)
+
+
+def stored_function(variant: Variant, key: str) -> Any:
+    """The kernel of a stored artifact."""
     artifacts = ArtifactStore(load_settings().artifacts)
     artifact = artifacts.get(key)
     if artifact is None:
         raise RuntimeError(f"{variant} is not in {artifacts.root}")
-    function = load_artifact(artifacts.path(artifact), symbol_of(key))
-    arguments = Arguments(SPEC, problem, drawn, torch.device("cuda"), variant=variant)
-    return partial(_run, function, arguments.call, arguments.guarded["o"].tensor)
+    return load_artifact(artifacts.path(artifact), symbol_of(key))
 
 
 def _run(function: Any, call: tuple[Any, ...], o: Any) -> Any:

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 
-from attention_peers import SPEC, lazy_call
+from attention_peers import SPEC, lazy_call, stored_function
 from contest import Call
 from tunekit import identity
 from tunekit.arch import Arch
-from tunekit.backends import symbol_of
-from tunekit.backends.load import load_artifact
 from tunekit.compiling import Compiler, Unit, compile_limits, units
 from tunekit.environment import environment
 from tunekit.jobs import Pool
@@ -130,11 +128,7 @@ class TileLaunches:
             call()
 
     def _bound(self) -> Iterator[Call]:
-        artifacts = ArtifactStore(load_settings().artifacts)
-        artifact = artifacts.get(self._unit.key)
-        if artifact is None:
-            raise RuntimeError(f"the launch of a tile, {self._unit.variant}, did not compile")
-        function = load_artifact(artifacts.path(artifact), symbol_of(self._unit.key))
+        function = stored_function(self._unit.variant, self._unit.key)
         for place in range(self.count):
             keys = slice(place * self._keys, min((place + 1) * self._keys, int(self._problem.s_k)))
             problem = tile_problem(self._problem, keys.stop - keys.start)

@@ -194,16 +194,7 @@ class Kernel:
                 f"{self.spec.name} {call.problem} on {facts.arch} is served by {candidate.level}: {candidate.variant} "
                 f"({candidate.why}); later ones of this level are only counted",
             )
-        choice = Choice(
-            candidate.variant,
-            candidate.level,
-            candidate.why,
-            artifact.key,
-            artifact.symbol,
-            done.missed,
-            candidate.winner,
-            done.better.variant if done.better else None,
-        )
+        choice = done.choice(candidate, artifact)
         self._choices[(call.device, call.problem)] = choice, function
         return choice, function
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from tunekit import space
 from tunekit.arch import Arch, parse_arch
 from tunekit.errors import SpecError, UserError
-from tunekit.model import Environment, Level, Values, Variant, Winner
+from tunekit.model import Artifact, Choice, Environment, Level, Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.spec.axes import contains
 from tunekit.store.standing import differences, missing_identity, other_version
@@ -125,6 +125,19 @@ class Walk(Generic[T]):
     thing: T | None
     missed: tuple[str, ...]
     better: Candidate | None = None
+
+    def choice(self, picked: Candidate, artifact: Artifact | None, why: str = "") -> Choice:
+        """What becomes of `candidate`, `picked`, with the artifact that serves it; `why` goes on from its own."""
+        return Choice(
+            variant=picked.variant,
+            level=picked.level,
+            why=picked.why + why,
+            artifact=artifact.key if artifact else None,
+            symbol=artifact.symbol if artifact else None,
+            fell_back_from=self.missed,
+            winner=picked.winner,
+            better=self.better.variant if self.better else None,
+        )
 
 
 def walk(table: Table, problem: Values, acquire: Callable[[Candidate], tuple[T | None, str]]) -> Walk[T]:

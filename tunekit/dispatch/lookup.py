@@ -64,14 +64,7 @@ def look_up(
         raise NoKernelError(
             no_kernel(loaded, spec if isinstance(spec, str) else spec.name, target, complete, done.missed)
         )
-    picked, artifact = done.candidate, done.thing
-    if artifact is None:
-        why = f"{picked.why}; neither it nor any fallback is compiled"
-        return Choice(picked.variant, picked.level, why, None, None, done.missed, picked.winner)
-    better = done.better.variant if done.better else None
-    return Choice(
-        picked.variant, picked.level, picked.why, artifact.key, artifact.symbol, done.missed, picked.winner, better
-    )
+    return done.choice(done.candidate, done.thing, "" if done.thing else "; neither it nor any fallback is compiled")
 
 
 def arch_here(spec: KernelSpec, here: Environment, device: int) -> str:
