@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 
 import numpy as np
 import pytest
 
 from tunekit.errors import UserError
+from tunekit.simulate.grid import Grid
 from tunekit.simulate.launch.arguments import Buffers, Wanted
 from tunekit.simulate.launch.launch import Launch
+from tunekit.simulate.machine.cluster import Cluster
 from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.report import Report
 from tunekit.simulate.run import clusters_of, selected, simulate
@@ -42,6 +45,21 @@ def test_a_grid_runs_in_one_or_several_processes(ptx_kernel, jobs):
     assert values(buffers).tolist() == [cta * 100 + lane for cta in range(6) for lane in range(32)]
     assert report.instructions == 6 * 10 and report.seconds > 0
     assert buffers.written_of(buffers["out"]).all()
+
+
+def test_a_process_keeps_no_cluster_that_it_has_done_with(ptx_kernel, monkeypatch):
+    """Megabytes each, in cycles that the collector would find after hundreds: a grid of thousands took all memory."""
+    one = Grid.one
+
+    def counted(self, *arguments):
+        held = sum(isinstance(found, Cluster) for found in gc.get_objects())
+        said = one(self, *arguments)
+        return {**said, "notes": [*said["notes"], f"{held} held"]}
+
+    monkeypatch.setattr(Grid, "one", counted)
+    buffers = outputs()
+    report = simulate(launch_of(buffers), read_module(ptx_kernel(NUMBERED, OUT)), buffers, jobs=2)
+    assert report.ok and set(report.notes) == {"0 held"}
 
 
 def test_a_part_of_a_grid(ptx_kernel):

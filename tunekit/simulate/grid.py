@@ -8,6 +8,7 @@ there are processes: one that waits for a later one (a barrier of the whole grid
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 import mmap
@@ -162,6 +163,7 @@ class _Workers:
 
     def _work(self, out: Connection, me: int) -> None:
         others = Others(self._states, me, lambda: max(0, len(self._numbers) - self._next.value))
+        gc.freeze()  # what the parent made stays, and need not be looked through below
         while not self._stop.value:
             with self._next.get_lock():
                 place = self._next.value
@@ -173,6 +175,7 @@ class _Workers:
             if said.get("state") != "done":
                 self._stop.value = 1
             out.send_bytes(json.dumps(said, allow_nan=False).encode())
+            gc.collect()  # a finished cluster is a cycle of megabytes, of too few objects for the collector to hurry
         others.say(0)
         out.close()
         os._exit(0)  # what the parent registered to run at its exit is not this process's
