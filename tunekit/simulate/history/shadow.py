@@ -42,12 +42,13 @@ class Shadow:
         self._epoch = np.zeros(cells, dtype=np.uint32)
         self._line = np.zeros(cells, dtype=np.uint32)
         self._strong = np.zeros(cells, dtype=np.bool_)
-        # Rows of reads, an agent's strong ones apart from its others: a strong write races with the others only.
+        # Rows of reads, an agent's strong ones apart from its others: a strong write races with the others only. Each
+        # is an array of its own: zeros take memory only where they are written, and to copy one would touch it all.
         self._readers: list[int] = []
         self._strong_rows: list[bool] = []
         self._row_of: dict[tuple[int, bool], int] = {}
-        self._reads = np.zeros((0, cells), dtype=np.uint32)
-        self._read_lines = np.zeros((0, cells), dtype=np.uint32)
+        self._reads: list[NDArray[np.uint32]] = []
+        self._read_lines: list[NDArray[np.uint32]] = []
 
     def read(self, cells: Cells, access: Access) -> None:
         """A read of `cells` (any shape): checked and remembered."""
@@ -79,7 +80,8 @@ class Shadow:
         """Back to never written and never read (memory that is given back, such as freed TMEM columns)."""
         self.initialised[cells] = False
         self._epoch[cells] = 0
-        self._reads[:, cells] = 0
+        for row in self._reads:
+            row[cells] = 0
 
     def _after_writes(self, cells: Cells, access: Access, verb: str) -> None:
         writers = self._writer[cells]
@@ -119,7 +121,7 @@ class Shadow:
     def _within_reads(self, cells: Cells, access: Access, row: NDArray[np.uint32], kind: FaultKind) -> bool:
         """Reports, as `kind`, a write to cells that agents beyond `row` read; whether there were any."""
         limits = _widened(row, len(self._agents))[self._readers]
-        late = self._reads[: len(self._readers), cells] > limits.reshape((-1,) + (1,) * cells.ndim)
+        late = np.stack([epochs[cells] for epochs in self._reads]) > limits.reshape((-1,) + (1,) * cells.ndim)
         for strong in (False, True):
             own = self._row_of.get((access.agent.index, strong))
             if own is not None:
@@ -147,10 +149,8 @@ class Shadow:
             self._readers.append(access.agent.index)
             self._strong_rows.append(access.strong)
             self._row_of[key] = row
-            if row >= self._reads.shape[0]:
-                spare = np.zeros((max(4, row), self._epoch.size), dtype=np.uint32)
-                self._reads = np.concatenate([self._reads, spare])
-                self._read_lines = np.concatenate([self._read_lines, spare])
+            for rows in (self._reads, self._read_lines):
+                rows.append(np.zeros(self._epoch.size, dtype=np.uint32))
         return row
 
 
