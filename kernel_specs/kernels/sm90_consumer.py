@@ -95,7 +95,6 @@ class Consumer:
         self.group = index // plan.row_blocks if const_expr(plan.kv_groups > 1) else Int32(0)
         self.mask = mask
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
-        self.merge_thread = index * WARP_GROUP_THREADS + self.lane  # of those that merge a cluster's results
         slice_s, slice_o = self.mma_s.get_slice(0), self.mma_o.get_slice(0)
         self.q = slice_s.make_fragment_A(slice_s.partition_A(smem_q))[None, None, None, self.row_block]
         self.k = slice_s.make_fragment_B(slice_s.partition_B(k.smem))

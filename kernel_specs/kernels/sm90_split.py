@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from .attention.cluster_merge import ClusterMerge
+from .attention.cluster_merge import QUAD, ClusterMerge, ordered_by_columns
 from .attention.merge import (
     VECTOR,
     Combine,
@@ -38,9 +38,7 @@ def make_combine(plan: Plan) -> Combine:
 
 def make_cluster_merge(plan: Plan) -> ClusterMerge:
     """How the CTAs of a cluster merge: all their consumer warp groups take part."""
-    rows = plan.row_blocks * BLOCK_ROWS
-    threads = plan.consumers * WARP_GROUP_THREADS
-    return ClusterMerge(rows, plan.pv_n_tile, plan.num_splits, threads, plan.kv_groups)
+    return ClusterMerge(plan.pv_n_tile, plan.num_splits, plan.kv_groups)
 
 
 @cute.jit
@@ -111,26 +109,26 @@ class ClusterOutput:
     sequences: Sequences
     place: object
 
+    @cute.jit
     def write(self, consumer, scratch, queries):
         """Merge and write. All consumer threads of the cluster call this; its other threads call `accompany`.
 
         ``scratch``: a pointer to float32 shared memory of which the consumers have read everything. The splits of the
         row block are the cluster's ranks from `place.first_rank` on.
         """
-        softmax, merge = consumer.softmax, make_cluster_merge(self.plan)
+        plan, softmax, merge = self.plan, consumer.softmax, make_cluster_merge(self.plan)
         _sum_rows(softmax)
         consumer.meet()
-        part, first = merge.part(scratch, consumer.group), consumer.row_block * BLOCK_ROWS
-        merge.leave(part, consumer.acc_o, softmax.maximum, softmax.total, first, consumer.lane)
+        regions = [
+            merge.region(scratch, group * plan.row_blocks + consumer.row_block) for group in range(plan.kv_groups)
+        ]
+        own = merge.region(scratch, consumer.group * plan.row_blocks + consumer.row_block)
+        merge.leave(own, consumer.acc_o, softmax.maximum, softmax.total, consumer.lane)
         merge.meet()
-        merged = []
-        for turn in range(merge.turns):
-            exists, row, chunk = merge.chunk(turn, consumer.merge_thread, self.place.split)
-            parts = merge.take(scratch, row, chunk, softmax.scale_log2, self.place.first_rank)
-            merged.append((exists, row, chunk, *parts))
+        first = merge.first_vector(self.place.split, consumer.group)
+        merged = merge.take(regions, first, consumer.lane, softmax.scale_log2, self.place.first_rank)
         merge.done_reading()
-        for exists, row, chunk, values, maximum, total in merged:
-            self._put(exists, values, maximum, total, row, chunk, softmax, queries)
+        self._put(consumer, first, merged, queries)
         merge.await_readers()
 
     def accompany(self):
@@ -141,28 +139,60 @@ class ClusterOutput:
         merge.await_readers()
 
     @cute.jit
-    def _put(self, exists, values, maximum: Float32, total: Float32, row: Int32, chunk: Int32, softmax, queries):
-        """Finish and write four columns of a row of the CTA's tile, and its statistics with the first ones."""
-        plan, packing = self.plan, self.plan.packing
-        row_block, row_inside = row // BLOCK_ROWS, row % BLOCK_ROWS
-        head_block, position_block = packing.coordinates(self.place.first_block + row_block, self.place.kv_head)
-        head, position = packing.head(row_inside, head_block), packing.position(row_inside, position_block)
-        if exists and position < queries:
-            if const_expr(plan.problem.normalize):
-                extra = Float32(0.0)
-                if const_expr(plan.problem.has_sink):
-                    extra = sink_term(self.arguments["sink"][head], finite(maximum), softmax.scale_log2)
-                values.store(values.load() * reciprocal(total, extra))
-            rounded = cute.make_rmem_tensor(VECTOR, plan.element)
-            rounded.store(values.load().to(plan.element))
-            view = first_rows(plan, self.sequences, rows_view(self.arguments["o"]), self.place.batch)
-            target = cute.zipped_divide(view[(head, position), None], (VECTOR,))
-            cute.autovec_copy(rounded, target[None, self.place.column_slice * (plan.pv_n_tile // VECTOR) + chunk])
-            if const_expr(plan.writes_lse):
-                if chunk == 0 and self.place.column_slice == 0:
-                    self._statistic("lse", head, position, log_sum_exp(maximum, total, softmax.scale))
-                    if const_expr(not plan.problem.normalize):
-                        self._statistic("row_max", head, position, maximum)
+    def _put(self, consumer, first, merged: tuple, queries):
+        """Finish and write a thread's vectors of its two rows, and the rows' statistics with the first ones."""
+        plan, packing, lane = self.plan, self.plan.packing, consumer.lane
+        merge, (values, maximum, total) = make_cluster_merge(plan), merged
+        head_block, position_block = packing.coordinates(
+            self.place.first_block + consumer.row_block, self.place.kv_head
+        )
+        view = first_rows(plan, self.sequences, rows_view(self.arguments["o"]), self.place.batch)
+        together = merge.stored_together
+        for r in cutlass.range_constexpr(2):
+            row = first_row(lane) + 8 * r
+            head, position = packing.head(row, head_block), packing.position(row, position_block)
+            exists = position < queries
+            of_row = cute.make_tensor(values.iterator + 2 * r, cute.make_layout((2, merge.share), stride=(1, 4)))
+            rounded = cute.make_rmem_tensor(2 * merge.share, plan.element)
+            pairs = cute.make_tensor(rounded.iterator, cute.make_layout((2, merge.share)))
+            factor = self._factor(maximum[r], total[r], head, consumer.softmax)
+            pairs.store((of_row.load() * factor).to(plan.element))
+            words = ordered_by_columns(cute.recast_tensor(rounded, Int32), lane, together)
+            if exists:
+                columns = cute.zipped_divide(view[(head, position), None], (2 * together,))
+                self._store(words, columns, first, lane)
+                if const_expr(plan.writes_lse):
+                    if first == 0 and self.place.column_slice == 0 and lane % 4 == 0:
+                        self._statistic("lse", head, position, log_sum_exp(maximum[r], total[r], consumer.softmax.scale))
+                        if const_expr(not plan.problem.normalize):
+                            self._statistic("row_max", head, position, maximum[r])
+
+    @cute.jit
+    def _factor(self, maximum: Float32, total: Float32, head, softmax):
+        """What a row's O is multiplied by."""
+        factor = Float32(1.0)
+        if const_expr(self.plan.problem.normalize):
+            extra = Float32(0.0)
+            if const_expr(self.plan.problem.has_sink):
+                extra = sink_term(self.arguments["sink"][head], finite(maximum), softmax.scale_log2)
+            factor = reciprocal(total, extra)
+        return factor
+
+    @cute.jit
+    def _store(self, words, columns, first, lane):
+        """Store a row's words: as many together as lie side by side in a thread."""
+        plan, merge = self.plan, make_cluster_merge(self.plan)
+        together = merge.stored_together
+        for i in cutlass.range_constexpr(0, merge.share, together):
+            vector = first + i + lane % together
+            # A thread's words of a vector: all four of it, or two, or one.
+            chunk = vector * (QUAD // together) + lane % QUAD // together
+            chunk += self.place.column_slice * (plan.pv_n_tile // (2 * together))
+            stored = cute.make_rmem_tensor(2 * together, plan.element)
+            for k in cutlass.range_constexpr(together):
+                cute.recast_tensor(stored, Int32)[k] = words[i + k]
+            if vector < merge.vectors:
+                cute.autovec_copy(stored, columns[None, chunk])
 
     def _statistic(self, name: str, head, position, value):
         """Write one number of [batch, heads, t], or of the packed [heads, total_t]."""

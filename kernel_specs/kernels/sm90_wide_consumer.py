@@ -32,7 +32,6 @@ class WideConsumer:
         self.plan, self.index, self.ring, self.mask, self.runs = plan, index, ring, mask, runs
         self.other, self.row_block, self.group = 1 - index, 0, 0
         self.lane = cute.arch.thread_idx()[0] % WARP_GROUP_THREADS
-        self.merge_thread = self.lane  # each warp group merges its own columns
         self.softmax = OnlineSoftmax(plan, scale)
 
         self.mma_s = self._mma(plan.kv_tile)

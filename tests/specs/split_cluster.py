@@ -35,7 +35,7 @@ split_cluster = KernelSpec(
     ),
     signature=(
         TensorArg("partials", ("n",), "float32"),
-        TensorArg("o", ("rows", "columns"), "float32", role="output"),
+        TensorArg("o", ("rows", "columns"), "bfloat16", role="output"),
         TensorArg("lse", ("rows",), "float32", role="output"),
         ScalarArg("scale", default=lambda p: 0.3),
     ),
@@ -50,6 +50,6 @@ split_cluster = KernelSpec(
     ),
     inputs=lambda p, generator, device: draw(as_merge(p), generator, device),
     reference=expected,
-    tolerance=Tolerance(cosine=0.999999, relative_norm=1e-5),
+    tolerance=Tolerance(cosine=0.999997, relative_norm=3e-3),
     examples=({},),
 )

@@ -2,13 +2,13 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, const_expr
+from cutlass import BFloat16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import OperandMajorMode
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass.memory import SmemAllocator
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 
-from kernel_specs.kernels.attention.cluster_merge import ClusterMerge
+from kernel_specs.kernels.attention.cluster_merge import ClusterMerge, ordered_by_columns
 from kernel_specs.kernels.attention.merge import LOG2_E, log_sum_exp, partial_outputs, partial_statistics, reciprocal
 from kernel_specs.kernels.attention.workspace import STATISTICS
 
@@ -20,7 +20,7 @@ class Merge:
         self.p = p
         self.exit_barrier = exit_barrier
         self.threads = p.rows // 64 * WARP_GROUP
-        self.merge = ClusterMerge(p.rows, p.columns, p.splits, self.threads)
+        self.merge = ClusterMerge(p.columns, p.splits)
 
     @cute.jit
     def __call__(self, partials, o, lse, scale, stream):
@@ -51,16 +51,28 @@ class Merge:
         for r in cutlass.range_constexpr(2):
             row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r
             maximum[r], total[r] = statistics[0, rank, row], statistics[1, rank, row]
-        self.merge.leave(scratch, acc, maximum, total, 64 * group, lane)
+        own = self.merge.region(scratch, group)
+        self.merge.leave(own, acc, maximum, total, lane)
         self.merge.meet()
-        for turn in cutlass.range_constexpr(self.merge.turns):
-            exists, row, chunk = self.merge.chunk(turn, thread, rank)
-            if exists:
-                values, highest, whole = self.merge.take(scratch, row, chunk, scale * LOG2_E)
-                values.store(values.load() * reciprocal(whole, Float32(0.0)))
-                cute.autovec_copy(values, cute.zipped_divide(o[row, None], (4,))[None, chunk])
-                if chunk == 0:
-                    lse[row] = log_sum_exp(highest, whole, scale)
+        first = self.merge.first_vector(rank, 0)
+        values, highest, whole = self.merge.take([own], first, lane, scale * LOG2_E)
+        together = self.merge.stored_together
+        for r in cutlass.range_constexpr(2):
+            row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r
+            factor = reciprocal(whole[r], Float32(0.0))
+            pairs = cute.make_rmem_tensor(2 * self.merge.share, BFloat16)
+            for v in cutlass.range_constexpr(self.merge.share):
+                for c in cutlass.range_constexpr(2):
+                    pairs[2 * v + c] = (values[2 * r + c, v] * factor).to(BFloat16)
+            words = ordered_by_columns(cute.recast_tensor(pairs, Int32), lane, together)
+            ordered = cute.recast_tensor(words, BFloat16)
+            for i in cutlass.range_constexpr(0, self.merge.share, together):
+                vector = first + i + lane % together
+                if vector < self.merge.vectors:
+                    for k in cutlass.range_constexpr(2 * together):
+                        o[row, 8 * vector + 2 * (lane % 4 // together * together) + k] = ordered[2 * i + k]
+            if first == 0 and lane % 4 == 0:
+                lse[row] = log_sum_exp(highest[r], whole[r], scale)
         if const_expr(self.exit_barrier):
             self.merge.done_reading()
             self.merge.await_readers()
@@ -68,6 +80,6 @@ class Merge:
 
 def fake_args(p):
     partials = make_fake_tensor(Float32, (cute.sym_int32(),), (1,), assumed_align=16)
-    o = make_fake_tensor(Float32, (p.rows, p.columns), (p.columns, 1), assumed_align=16)
+    o = make_fake_tensor(BFloat16, (p.rows, p.columns), (p.columns, 1), assumed_align=16)
     lse = make_fake_tensor(Float32, (p.rows,), (1,), assumed_align=4)
     return (partials, o, lse, Float32(1.0), make_fake_stream(use_tvm_ffi_env_stream=True))

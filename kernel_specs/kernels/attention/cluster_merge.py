@@ -1,74 +1,95 @@
 """Split KV within a thread-block cluster: the CTAs that share a row block merge through distributed shared memory.
 
-Each CTA leaves its un-normalised O and its rows' statistics in its own shared memory; after a barrier of the cluster
-each thread merges 16-byte chunks of O over all CTAs, every CTA another part of the rows. The merge is that of merge.py.
+A warp group that holds partial results of 64 rows leaves its un-normalised O and its rows' statistics in its own shared
+memory, in a *region* of its own. After a barrier of the cluster each of them merges another range of O's columns, over
+all regions. The merge is that of merge.py.
 
-Shared memory (float32): O [rows, columns], then the statistics [rows, 2] (raw maximum, sum). Four neighbouring rows
-keep their chunks in another order, ``chunk ^ 2 (row % 4)``, so that the rows that a warp writes together, and the
-chunks that it reads together, fall into different banks.
+Both halves keep the order of a wgmma accumulator: a thread has, of rows r and r + 8, two neighbouring columns of every
+eight, which make a *vector* of 16 bytes. So a thread merges what threads of its own number have left, all addresses are
+a constant away from one, and a row's maximum, weights and sum are computed once a thread. (Threads that went over
+16-byte chunks of rows took 6 us for 64 x 512 over two CTAs, of which the arithmetic of rows and heads was the most.
+H200, 2026-11-30.)
+
+A region (float32): O as [vector][thread][4], then the statistics [64 rows][2] (raw maximum, sum).
 """
 
+import math
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
-from .merge import VECTOR, exponential, finite
+from .merge import exponential, finite
 from .workspace import STATISTICS
 
-QUAD = 4  # threads that hold a row of an accumulator; also the rows with another order of chunks
+ROWS = 64  # of a warp group
+THREADS = 128
+ROWS_OF_THREAD = 2  # r and r + 8
+VECTOR = 4  # float32: rows r, r, r + 8, r + 8 and two columns of each
+VECTOR_COLUMNS = 8  # the columns of O among which a vector has two
+QUAD = 4  # threads that hold a row
+LOADS_AHEAD = 8  # 16-byte loads of a thread that are asked for before those of the step before are used
 
 
 @dataclass(frozen=True)
 class ClusterMerge:
-    """Merges the `rows` x `columns` of ``splits`` CTAs, with ``threads`` threads of each. In each CTA ``groups`` warp
-    groups may hold partial results of the same rows, each in a part of its own."""
+    """Merges ``columns`` of O over ``splits`` CTAs, in each of which ``groups`` warp groups hold partial results."""
 
-    rows: int
     columns: int
     splits: int
-    threads: int
     groups: int = 1
 
     @property
-    def chunks(self) -> int:
-        """16-byte chunks of a row."""
-        return self.columns // VECTOR
+    def parts(self) -> int:
+        """Partial results, and ranges of columns, each merged by one of those who hold them."""
+        return self.splits * self.groups
 
     @property
-    def turns(self) -> int:
-        """Chunks that a thread merges at most."""
-        return -(-self.rows * self.chunks // (self.splits * self.threads))
+    def vectors(self) -> int:
+        """Vectors of a thread."""
+        return self.columns // VECTOR_COLUMNS
 
-    def part(self, pointer, group):
-        """Where a group's part begins."""
-        return pointer + group * (self.rows * (self.columns + STATISTICS))
+    @property
+    def share(self) -> int:
+        """Vectors of a thread that one part merges at most: beyond four, fours of them, which are stored together."""
+        share = -(-self.vectors // self.parts)
+        return share if share < QUAD else -(-share // QUAD) * QUAD
 
-    def _statistics(self, pointer):
-        layout = cute.make_layout((STATISTICS, self.rows), stride=(1, STATISTICS))
-        return cute.make_tensor(pointer + self.rows * self.columns, layout)
+    @property
+    def stored_together(self) -> int:
+        """Neighbouring 16-bit pairs of a row that a thread stores together, after an exchange within the quad."""
+        return math.gcd(self.share, QUAD)
+
+    def region(self, scratch, number):
+        """Where the ``number``-th region of a CTA begins."""
+        return scratch + number * (ROWS * (self.columns + STATISTICS))
+
+    def first_vector(self, rank, group):
+        """The first vector that a warp group merges; past the last one, none."""
+        return (rank * self.groups + group) * self.share
+
+    def _outputs(self, region):
+        layout = cute.make_layout((VECTOR, THREADS, self.vectors), stride=(1, VECTOR, VECTOR * THREADS))
+        return cute.make_tensor(region, layout)
+
+    def _statistics(self, region):
+        layout = cute.make_layout((STATISTICS, ROWS), stride=(1, STATISTICS))
+        return cute.make_tensor(region + ROWS * self.columns, layout)
 
     @cute.jit
-    def leave(self, pointer, acc, maximum, total, first_row: Int32, lane: Int32):
-        """Write one warp group's 64 rows from ``first_row`` on: `acc` is a wgmma accumulator of one thread, `maximum`
-        and `total` are those of its two rows, the sums over the whole row. Shared memory must be free."""
-        # Column 8 j + 2 (lane % 4) is half of chunk 2 j + lane % 4 / 2; the order makes j to j ^ (row % 4).
-        quad = lane % 32 // QUAD
-        row = first_row + lane // 32 * 16 + quad
-        pair = lane % QUAD
-        pieces = cute.make_layout((2, 4, self.columns // 32, self.rows), stride=(1, 8, 32, self.columns))
-        own = cute.make_tensor(pointer + 2 * pair, pieces)
-        values = cute.make_tensor(acc.iterator, cute.make_layout((2, 2, self.columns // 8)))
-        statistics = self._statistics(pointer)
-        for r in cutlass.range_constexpr(2):
-            for j in cutlass.range_constexpr(self.columns // 8):
-                where = (None, (j % 4) ^ (quad % QUAD), j // 4, row + 8 * r)
-                cute.autovec_copy(values[None, r, j], own[where])
-            if pair == 0:
+    def leave(self, region, acc, maximum, total, lane: Int32):
+        """Write one warp group's rows: `acc` is a wgmma accumulator of one thread, `maximum` and `total` are those of
+        its two rows, the sums over the whole row. The region must be free."""
+        values = cute.make_tensor(acc.iterator, cute.make_layout((VECTOR, self.vectors)))
+        outputs, statistics = self._outputs(region), self._statistics(region)
+        for v in cutlass.range_constexpr(self.vectors):
+            cute.autovec_copy(values[None, v], outputs[None, lane, v])
+        if lane % QUAD == 0:
+            for r in cutlass.range_constexpr(ROWS_OF_THREAD):
                 both = cute.make_rmem_tensor(STATISTICS, Float32)
                 both[0], both[1] = maximum[r], total[r]
-                cute.autovec_copy(both, statistics[None, row + 8 * r])
+                cute.autovec_copy(both, statistics[None, _row(lane, r)])
 
     def meet(self):
         """Barrier of all threads of the cluster: what was left before is there after it."""
@@ -83,37 +104,91 @@ class ClusterMerge:
         """Wait until all threads of the cluster are `done_reading`, before which no CTA may exit."""
         cute.arch.cluster_wait()
 
-    def chunk(self, turn: int, thread, rank):
-        """(whether it exists, its row, its number in the row) of the chunk that ``thread`` of ``threads`` in CTA
-        ``rank`` merges in its ``turn``-th turn. For one that does not exist, another one's place."""
-        every = self.rows * self.chunks
-        item = thread + (rank + turn * self.splits) * self.threads
-        exists = item < every
-        item = cutlass.min(item, every - 1)
-        return exists, item // self.chunks, item % self.chunks
-
     @cute.jit
-    def take(self, pointer, row: Int32, chunk: Int32, scale_log2: Float32, first_rank=0):
-        """Merge one chunk: (its un-normalised O, the row's raw maximum, the row's sum). The splits are the cluster's
-        ranks from ``first_rank`` on."""
-        chunks = cute.make_layout((VECTOR, self.chunks, self.rows), stride=(1, VECTOR, self.columns))
-        ordered = chunk ^ (2 * (row % QUAD))
-        parts = self.splits * self.groups
-        statistics = cute.make_rmem_tensor((STATISTICS, parts), Float32)
-        outputs = cute.make_rmem_tensor((VECTOR, parts), Float32)
-        for i in cutlass.range_constexpr(parts):
-            there = self.part(cute.arch.map_dsmem_ptr(pointer, Int32(first_rank + i // self.groups)), i % self.groups)
-            cute.autovec_copy(self._statistics(there)[None, row], statistics[None, i])
-            cute.autovec_copy(cute.make_tensor(there, chunks)[None, ordered, row], outputs[None, i])
-        maximum = statistics[0, 0]
-        for i in cutlass.range_constexpr(1, parts):
-            maximum = cute.arch.fmax(maximum, statistics[0, i])
-        base = finite(maximum)
-        total = Float32(0.0)
-        values = cute.make_rmem_tensor(VECTOR, Float32)
-        values.fill(0.0)
-        for i in cutlass.range_constexpr(parts):
-            weight = exponential(statistics[0, i], base, scale_log2)
-            total = total + weight * statistics[1, i]
-            values.store(values.load() + outputs[None, i].load() * weight)
-        return values, maximum, total
+    def take(self, regions: list, first_vector: Int32, lane: Int32, scale_log2: Float32, first_rank=0):
+        """Merge the vectors from ``first_vector`` on: (un-normalised O (4, share), the raw maxima (2), the sums (2) of
+        the thread's rows). Vectors past the last one repeat it.
+
+        ``regions``: those of the row block's groups, in any CTA; the splits are the cluster's ranks from
+        ``first_rank`` on.
+        """
+        there = [
+            cute.arch.map_dsmem_ptr(regions[i % self.groups], Int32(first_rank + i // self.groups))
+            for i in range(self.parts)
+        ]
+        loads = cute.make_rmem_tensor((VECTOR, self.parts, self.share), Float32)
+        merged = cute.make_rmem_tensor((VECTOR, self.share), Float32)
+        batch = max(1, LOADS_AHEAD // self.parts)
+        self._load(there, first_vector, lane, loads, 0, batch)
+        weights, maximum, total = self._weights(there, lane, scale_log2)
+        for begin in cutlass.range_constexpr(0, self.share, batch):
+            self._load(there, first_vector, lane, loads, begin + batch, begin + 2 * batch)
+            for v in cutlass.range_constexpr(begin, min(begin + batch, self.share)):
+                for j in cutlass.range_constexpr(VECTOR):
+                    value = loads[j, 0, v] * weights[j // 2, 0]
+                    for i in cutlass.range_constexpr(1, self.parts):
+                        value += loads[j, i, v] * weights[j // 2, i]
+                    merged[j, v] = value
+        return merged, maximum, total
+
+    def _load(self, there: list, first_vector, lane, loads, begin: int, end: int):
+        """Ask for the ``begin``-th to ``end``-th vector of all parts, as far as there are any."""
+        for v in range(begin, min(end, self.share)):
+            vector = first_vector + v
+            if self.share * self.parts > self.vectors:
+                vector = cutlass.min(vector, self.vectors - 1)
+            for i in range(self.parts):
+                cute.autovec_copy(self._outputs(there[i])[None, lane, vector], loads[None, i, v])
+
+    def _weights(self, there: list, lane, scale_log2):
+        """(what each part's rows weigh (2, parts), the rows' raw maxima (2), their sums (2))."""
+        found = cute.make_rmem_tensor((STATISTICS, ROWS_OF_THREAD, self.parts), Float32)
+        for i in range(self.parts):
+            for r in range(ROWS_OF_THREAD):
+                cute.autovec_copy(self._statistics(there[i])[None, _row(lane, r)], found[None, r, i])
+        weights = cute.make_rmem_tensor((ROWS_OF_THREAD, self.parts), Float32)
+        maximum, total = (cute.make_rmem_tensor(ROWS_OF_THREAD, Float32) for _ in range(2))
+        for r in range(ROWS_OF_THREAD):
+            highest = found[0, r, 0]
+            for i in range(1, self.parts):
+                highest = cute.arch.fmax(highest, found[0, r, i])
+            whole, base = Float32(0.0), finite(highest)
+            for i in range(self.parts):
+                weights[r, i] = exponential(found[0, r, i], base, scale_log2)
+                whole = whole + weights[r, i] * found[1, r, i]
+            maximum[r], total[r] = highest, whole
+        return weights, maximum, total
+
+
+def _row(lane, r: int):
+    """The ``r``-th row of a warp group's thread."""
+    return lane // 32 * 16 + lane % 32 // QUAD + 8 * r
+
+
+@cute.jit
+def ordered_by_columns(words, lane: Int32, together: cutlass.Constexpr[int]):
+    """A thread's words of a row, one of each vector (columns 8 v + 2 (lane % 4) and the next), exchanged within the row's
+    four threads, so that ``together`` (1, 2 or 4) neighbouring words of one vector come to one thread: of vector
+    v + lane % together, for each v that is a multiple of it.
+    """
+    odd, upper = lane % 2 == 1, lane % QUAD >= 2
+    if const_expr(together >= 2):
+        words = _exchanged(words, odd, 1)
+    if const_expr(together == 4):
+        words = _exchanged(words, upper, 2)
+    return words
+
+
+@cute.jit
+def _exchanged(words, second, distance: cutlass.Constexpr[int]):
+    """Threads ``distance`` apart exchange half their words. Runs of ``distance`` words, numbered from 0: the first
+    thread of a pair gets the even runs of both, the ``second`` one the odd ones; the first thread's words come first."""
+    found = cute.make_rmem_tensor(cute.size(words), Int32)
+    for v in cutlass.range_constexpr(0, cute.size(words), 2 * distance):
+        for i in cutlass.range_constexpr(distance):
+            even, odd = words[v + i], words[v + distance + i]
+            kept = odd if second else even
+            got = cute.arch.shuffle_sync_bfly(even if second else odd, offset=distance)
+            found[v + i] = got if second else kept
+            found[v + distance + i] = kept if second else got
+    return found
