@@ -38,7 +38,7 @@ def make_combine(plan: Plan) -> Combine:
 
 def make_cluster_merge(plan: Plan) -> ClusterMerge:
     """How the CTAs of a cluster merge: all their consumer warp groups take part."""
-    return ClusterMerge(plan.pv_n_tile, plan.num_splits, plan.kv_groups)
+    return ClusterMerge(plan.pv_n_tile, plan.num_splits, plan.kv_groups, plan.row_blocks)
 
 
 @cute.jit
@@ -119,16 +119,14 @@ class ClusterOutput:
         plan, softmax, merge = self.plan, consumer.softmax, make_cluster_merge(self.plan)
         _sum_rows(softmax)
         consumer.meet()
-        regions = [
-            merge.region(scratch, group * plan.row_blocks + consumer.row_block) for group in range(plan.kv_groups)
-        ]
-        own = merge.region(scratch, consumer.group * plan.row_blocks + consumer.row_block)
-        merge.leave(own, consumer.acc_o, softmax.maximum, softmax.total, consumer.lane)
+        row_block, group, lane = consumer.row_block, consumer.group, consumer.lane
+        own = merge.region(scratch, row_block, group)
+        merge.leave(own, consumer.acc_o, softmax.maximum, softmax.total, lane)
         merge.meet()
-        first = merge.first_vector(self.place.split, consumer.group)
-        merged = merge.take(regions, first, consumer.lane, softmax.scale_log2, self.place.first_rank)
+        split, first_rank = self.place.split, self.place.first_rank
+        merged = merge.take(scratch, row_block, split, group, lane, softmax.scale_log2, first_rank)
         merge.done_reading()
-        self._put(consumer, first, merged, queries)
+        self._put(consumer, merge.first_vector(split, group), merged, queries)
         merge.await_readers()
 
     def accompany(self):

@@ -20,7 +20,7 @@ class Merge:
         self.p = p
         self.exit_barrier = exit_barrier
         self.threads = p.rows // 64 * WARP_GROUP
-        self.merge = ClusterMerge(p.columns, p.splits)
+        self.merge = ClusterMerge(p.columns, p.splits, row_blocks=p.rows // 64)
 
     @cute.jit
     def __call__(self, partials, o, lse, scale, stream):
@@ -51,11 +51,11 @@ class Merge:
         for r in cutlass.range_constexpr(2):
             row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r
             maximum[r], total[r] = statistics[0, rank, row], statistics[1, rank, row]
-        own = self.merge.region(scratch, group)
+        own = self.merge.region(scratch, group, 0)
         self.merge.leave(own, acc, maximum, total, lane)
         self.merge.meet()
         first = self.merge.first_vector(rank, 0)
-        values, highest, whole = self.merge.take([own], first, lane, scale * LOG2_E)
+        values, highest, whole = self.merge.take(scratch, group, rank, 0, lane, scale * LOG2_E)
         together = self.merge.stored_together
         for r in cutlass.range_constexpr(2):
             row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r

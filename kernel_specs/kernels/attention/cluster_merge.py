@@ -10,7 +10,7 @@ a constant away from one, and a row's maximum, weights and sum are computed once
 16-byte chunks of rows took 6 us for 64 x 512 over two CTAs, of which the arithmetic of rows and heads was the most.
 H200, 2026-11-30.)
 
-A region (float32): O as [vector][thread][4], then the statistics [64 rows][2] (raw maximum, sum).
+A region (float32): O as [vector][thread][4], then the statistics, (raw maximum, sum) of row r and of r + 8 together.
 """
 
 import math
@@ -29,16 +29,19 @@ ROWS_OF_THREAD = 2  # r and r + 8
 VECTOR = 4  # float32: rows r, r, r + 8, r + 8 and two columns of each
 VECTOR_COLUMNS = 8  # the columns of O among which a vector has two
 QUAD = 4  # threads that hold a row
+REGION_ALIGNMENT = 32  # float32
 LOADS_AHEAD = 8  # 16-byte loads of a thread that are asked for before those of the step before are used
 
 
 @dataclass(frozen=True)
 class ClusterMerge:
-    """Merges ``columns`` of O over ``splits`` CTAs, in each of which ``groups`` warp groups hold partial results."""
+    """Merges ``columns`` of O over ``splits`` CTAs, in each of which ``groups`` warp groups hold partial results of
+    each of ``row_blocks`` times 64 rows."""
 
     columns: int
     splits: int
     groups: int = 1
+    row_blocks: int = 1
 
     @property
     def parts(self) -> int:
@@ -61,9 +64,11 @@ class ClusterMerge:
         """Neighbouring 16-bit pairs of a row that a thread stores together, after an exchange within the quad."""
         return math.gcd(self.share, QUAD)
 
-    def region(self, scratch, number):
-        """Where the ``number``-th region of a CTA begins."""
-        return scratch + number * (ROWS * (self.columns + STATISTICS))
+    def region(self, scratch, row_block, group):
+        """Where a warp group's region begins."""
+        number = Int32(group * self.row_blocks + row_block)
+        # What is known of the address decides how wide a load is: without it, each number was loaded alone.
+        return scratch + cute.assume(number * (ROWS * (self.columns + STATISTICS)), divby=REGION_ALIGNMENT)
 
     def first_vector(self, rank, group):
         """The first vector that a warp group merges; past the last one, none."""
@@ -74,8 +79,8 @@ class ClusterMerge:
         return cute.make_tensor(region, layout)
 
     def _statistics(self, region):
-        layout = cute.make_layout((STATISTICS, ROWS), stride=(1, STATISTICS))
-        return cute.make_tensor(region + ROWS * self.columns, layout)
+        both = ROWS_OF_THREAD * STATISTICS
+        return cute.make_tensor(region + ROWS * self.columns, cute.make_layout((both, THREADS // QUAD)))
 
     @cute.jit
     def leave(self, region, acc, maximum, total, lane: Int32):
@@ -86,10 +91,10 @@ class ClusterMerge:
         for v in cutlass.range_constexpr(self.vectors):
             cute.autovec_copy(values[None, v], outputs[None, lane, v])
         if lane % QUAD == 0:
+            both = cute.make_rmem_tensor((STATISTICS, ROWS_OF_THREAD), Float32)
             for r in cutlass.range_constexpr(ROWS_OF_THREAD):
-                both = cute.make_rmem_tensor(STATISTICS, Float32)
-                both[0], both[1] = maximum[r], total[r]
-                cute.autovec_copy(both, statistics[None, _row(lane, r)])
+                both[0, r], both[1, r] = maximum[r], total[r]
+            cute.autovec_copy(cute.coalesce(both), statistics[None, lane // QUAD])
 
     def meet(self):
         """Barrier of all threads of the cluster: what was left before is there after it."""
@@ -105,22 +110,21 @@ class ClusterMerge:
         cute.arch.cluster_wait()
 
     @cute.jit
-    def take(self, regions: list, first_vector: Int32, lane: Int32, scale_log2: Float32, first_rank=0):
-        """Merge the vectors from ``first_vector`` on: (un-normalised O (4, share), the raw maxima (2), the sums (2) of
-        the thread's rows). Vectors past the last one repeat it.
+    def take(self, scratch, row_block, rank: Int32, group, lane: Int32, scale_log2: Float32, first_rank=0):
+        """Merge the vectors of a group of the ``rank``-th split, from its first one on: (un-normalised O (4, share), the
+        raw maxima (2), the sums (2) of the thread's rows). Vectors past the last one repeat it.
 
-        ``regions``: those of the row block's groups, in any CTA; the splits are the cluster's ranks from
-        ``first_rank`` on.
+        The splits are the cluster's ranks from ``first_rank`` on. Each begins with its own memory, so that they don't
+        all read from the same CTA. (All beginning with the first: 8 splits of 64 x 512, 2 us more. H200, 2026-11-30.)
         """
-        there = [
-            cute.arch.map_dsmem_ptr(regions[i % self.groups], Int32(first_rank + i // self.groups))
-            for i in range(self.parts)
-        ]
+        there = [self._part(scratch, row_block, rank, i, first_rank) for i in range(self.parts)]
+        first_vector = self.first_vector(rank, group)
         loads = cute.make_rmem_tensor((VECTOR, self.parts, self.share), Float32)
         merged = cute.make_rmem_tensor((VECTOR, self.share), Float32)
         batch = max(1, LOADS_AHEAD // self.parts)
         self._load(there, first_vector, lane, loads, 0, batch)
-        weights, maximum, total = self._weights(there, lane, scale_log2)
+        own = self._statistics_of_quad(scratch, row_block, rank, lane, first_rank)
+        weights, maximum, total = self._weights(own, scale_log2)
         for begin in cutlass.range_constexpr(0, self.share, batch):
             self._load(there, first_vector, lane, loads, begin + batch, begin + 2 * batch)
             for v in cutlass.range_constexpr(begin, min(begin + batch, self.share)):
@@ -131,6 +135,11 @@ class ClusterMerge:
                     merged[j, v] = value
         return merged, maximum, total
 
+    def _part(self, scratch, row_block, rank, i, first_rank):
+        """The region of the ``i``-th part, counted from those of the ``rank``-th split on."""
+        region = self.region(scratch, row_block, i % self.groups)
+        return cute.arch.map_dsmem_ptr(region, Int32(first_rank + (rank + i // self.groups) % self.splits))
+
     def _load(self, there: list, first_vector, lane, loads, begin: int, end: int):
         """Ask for the ``begin``-th to ``end``-th vector of all parts, as far as there are any."""
         for v in range(begin, min(end, self.share)):
@@ -140,29 +149,41 @@ class ClusterMerge:
             for i in range(self.parts):
                 cute.autovec_copy(self._outputs(there[i])[None, lane, vector], loads[None, i, v])
 
-    def _weights(self, there: list, lane, scale_log2):
+    @cute.jit
+    def _statistics_of_quad(self, scratch, row_block, rank, lane: Int32, first_rank):
+        """The statistics that a thread weighs for its quad, (maximum, sum) of its rows, of every fourth part: (4,
+        parts / 4). For parts past the last one, those of a row without keys."""
+        found = cute.make_rmem_tensor((ROWS_OF_THREAD * STATISTICS, -(-self.parts // QUAD)), Float32)
+        for turn in cutlass.range_constexpr(cute.size(found, mode=[1])):
+            i = turn * QUAD + lane % QUAD
+            there = self._part(scratch, row_block, rank, cutlass.min(i, self.parts - 1), first_rank)
+            cute.autovec_copy(self._statistics(there)[None, lane // QUAD], found[None, turn])
+            if const_expr((turn + 1) * QUAD > self.parts):
+                for r in cutlass.range_constexpr(ROWS_OF_THREAD):
+                    found[STATISTICS * r, turn] = found[STATISTICS * r, turn] if i < self.parts else -Float32.inf
+        return found
+
+    @cute.jit
+    def _weights(self, own, scale_log2: Float32):
         """(what each part's rows weigh (2, parts), the rows' raw maxima (2), their sums (2))."""
-        found = cute.make_rmem_tensor((STATISTICS, ROWS_OF_THREAD, self.parts), Float32)
-        for i in range(self.parts):
-            for r in range(ROWS_OF_THREAD):
-                cute.autovec_copy(self._statistics(there[i])[None, _row(lane, r)], found[None, r, i])
+        turns = cute.size(own, mode=[1])
         weights = cute.make_rmem_tensor((ROWS_OF_THREAD, self.parts), Float32)
         maximum, total = (cute.make_rmem_tensor(ROWS_OF_THREAD, Float32) for _ in range(2))
-        for r in range(ROWS_OF_THREAD):
-            highest = found[0, r, 0]
-            for i in range(1, self.parts):
-                highest = cute.arch.fmax(highest, found[0, r, i])
-            whole, base = Float32(0.0), finite(highest)
-            for i in range(self.parts):
-                weights[r, i] = exponential(found[0, r, i], base, scale_log2)
-                whole = whole + weights[r, i] * found[1, r, i]
-            maximum[r], total[r] = highest, whole
+        for r in cutlass.range_constexpr(ROWS_OF_THREAD):
+            highest = own[STATISTICS * r, 0]
+            for turn in cutlass.range_constexpr(1, turns):
+                highest = cute.arch.fmax(highest, own[STATISTICS * r, turn])
+            highest = cute.arch.warp_reduction_max(highest, threads_in_group=QUAD)
+            base, whole = finite(highest), Float32(0.0)
+            for turn in cutlass.range_constexpr(turns):
+                weight = exponential(own[STATISTICS * r, turn], base, scale_log2)
+                whole = whole + weight * own[STATISTICS * r + 1, turn]
+                for i in cutlass.range_constexpr(turn * QUAD, min(self.parts, (turn + 1) * QUAD)):
+                    first_of_quad = cute.arch.lane_idx() // QUAD * QUAD
+                    weights[r, i] = cute.arch.shuffle_sync(weight, first_of_quad + i % QUAD)
+            maximum[r] = highest
+            total[r] = cute.arch.warp_reduction_sum(whole, threads_in_group=QUAD)
         return weights, maximum, total
-
-
-def _row(lane, r: int):
-    """The ``r``-th row of a warp group's thread."""
-    return lane // 32 * 16 + lane % 32 // QUAD + 8 * r
 
 
 @cute.jit
