@@ -161,7 +161,9 @@ class ClusterOutput:
                 self._store(words, columns, first, lane)
                 if const_expr(plan.writes_lse):
                     if first == 0 and self.place.column_slice == 0 and lane % 4 == 0:
-                        self._statistic("lse", head, position, log_sum_exp(maximum[r], total[r], consumer.softmax.scale))
+                        self._statistic(
+                            "lse", head, position, log_sum_exp(maximum[r], total[r], consumer.softmax.scale)
+                        )
                         if const_expr(not plan.problem.normalize):
                             self._statistic("row_max", head, position, maximum[r])
 

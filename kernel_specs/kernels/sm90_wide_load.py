@@ -98,17 +98,14 @@ class KeyLoader:
     def _run_by_tma(self, runs):
         """`run` where nothing is gathered."""
         plan = self.plan
-        if const_expr(plan.prefetch > 0):
-            for step in cutlass.range(1, cutlass.min(plan.prefetch, runs.steps), unroll=1):
-                self._prefetch(runs, step)
         for step in cutlass.range(runs.steps, unroll=1):
-            if const_expr(plan.prefetch > 0):
-                if step + plan.prefetch < runs.steps:
-                    self._prefetch(runs, step + plan.prefetch)
             self._load("k", runs, step, key_position(plan, step))
             if const_expr(not plan.kv_shared):
                 if step > 0:
                     self._load("v", runs, step - 1, value_position(plan, step - 1))
+            if const_expr(plan.prefetch > 0):
+                if step + plan.prefetch < runs.steps:
+                    self._prefetch(runs, step + plan.prefetch)
         if const_expr(not plan.kv_shared):
             if runs.steps > 0:
                 self._load("v", runs, runs.steps - 1, value_position(plan, runs.steps - 1))
@@ -117,7 +114,8 @@ class KeyLoader:
 
     def _prefetch(self, runs, step):
         """Fetch a step's tile into L2: the ring holds little more than two tiles, which is less than a fetch from
-        memory takes."""
+        memory takes. After the loads: a fetch takes the copy engine as long as a load, and the first scores wait for
+        these."""
         for operand in ("k",) if self.plan.kv_shared else ("k", "v"):
             self._load(operand, runs, step, None)
 

@@ -58,6 +58,9 @@ ODD = {"heads": 6, "kv_heads": 2}
 PARTIAL = {"normalize": False}
 WINDOW = {"mask": "window", "window_left": 127, "window_right": 0}
 TWO = {"sources": 2, "s_k": 128}
+PERSISTENT = {"schedule": "persistent"}
+CLUSTER = {"merge": "cluster"}
+NARROW = (64, 128, 256)
 
 
 def shapes(**axes: Any) -> tuple[dict[str, int], ...]:
@@ -73,6 +76,8 @@ class Feature:
     name: str
     flags: dict[str, Any]
     shapes: tuple[dict[str, int], ...] = field(default_factory=lambda: shapes(batch=3, t=(1, 130), s_k=(77, 384, 1000)))
+    only: dict[str, Any] = field(default_factory=dict)  # of the variants, those with these tunables
+    head_dims: tuple[int, ...] = HEAD_DIMS
 
     def __str__(self) -> str:
         return self.name
@@ -115,6 +120,15 @@ FEATURES = (
     Feature("varlen_partial", {**MQA, **PARTIAL, "varlen": True, **WINDOW}, shapes(batch=4, t=5, s_k=(128, 700))),
     Feature("varlen_paged", {**GQA, "varlen": True, "page": 64, "has_lengths": True, "mask": "causal"},
             shapes(batch=5, t=150, s_k=400)),
+    Feature("persistent", {**MHA, "return_lse": True}, shapes(batch=8, t=500, s_k=(77, 1000)), PERSISTENT, NARROW),
+    Feature("persistent_causal", {**GQA, "mask": "causal"}, shapes(batch=5, t=200, s_k=(200, 700)), PERSISTENT, NARROW),
+    Feature("cluster", {**MQA, "has_lengths": True, "has_sink": True, "return_lse": True},
+            shapes(batch=(1, 5), t=(1, 3), s_k=(128, 1000)), CLUSTER),
+    Feature("cluster_partial", {**ODD, **PARTIAL, "mask": "causal"}, only=CLUSTER),
+    Feature("cluster_varlen", {**GQA, "varlen": True, "mask": "causal", "return_lse": True},
+            shapes(batch=5, t=(64, 333), s_k=(128, 700)), CLUSTER),
+    Feature("cluster_v4", {**MQA, **TWO, "gather": True, "kv_shared": True, "has_sink": True, "has_lengths": True},
+            shapes(batch=(1, 4), t=1, s_k2=3000, top_k=(64, 1024)), CLUSTER),
 )  # fmt: skip
 
 
@@ -144,7 +158,8 @@ def feature_variants(feature: Feature, head_dim: int) -> tuple[Values, list[Vari
     points = [problem({**feature.flags, "head_dim": head_dim, **shape}) for shape in feature.shapes]
     by_implementation: dict[str, list[Variant]] = {}
     for v in fitting(points[0]):
-        if all(serves(SPEC, v, point) is None for point in points):
+        wanted = all(v.tunables.get(name) == value for name, value in feature.only.items())
+        if wanted and all(serves(SPEC, v, point) is None for point in points):
             by_implementation.setdefault(v.implementation, []).append(v)
     chosen = []
     for name, variants in sorted(by_implementation.items()):
@@ -154,7 +169,7 @@ def feature_variants(feature: Feature, head_dim: int) -> tuple[Values, list[Vari
 
 
 GRID = tuple(itertools.product(HEAD_DIMS, (True, False), (True, False), HEADS))
-FEATURE_CASES = tuple(itertools.product(FEATURES, HEAD_DIMS))
+FEATURE_CASES = tuple((feature, head_dim) for feature in FEATURES for head_dim in feature.head_dims)
 
 
 def selected(session: pytest.Session) -> Iterator[tuple[Values, list[Variant]]]:

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "separate, the ring many times": ({**MQA, "s_k": 900}, {}),
     "tiles of 32 keys": ({**SHARED, "s_k": 170}, {"kv_tile": 32}),
     "separate, tiles of 32 keys": ({**MQA, "s_k": 170}, {"kv_tile": 32, "part_columns": 256}),
-    "prefetched": ({**SHARED, "s_k": 450}, {"prefetch": 4}),
+    "prefetched": ({**SHARED, "s_k": 450}, {"prefetch": 2}),
     "prefetched, separate, two sources": ({**MQA, **LAYER, "s_k": 200, "s_k2": 300}, {"prefetch": 4}),
     "parts of 256 columns": ({**SHARED, "s_k": 300}, {"part_columns": 256}),
     "separate, parts of 256 columns": ({**MQA, "s_k": 300}, {"part_columns": 256}),
