@@ -26,7 +26,7 @@ from .attention.merge import (
 from .attention.packing import rows_view
 from .attention.sequences import Sequences
 from .sm90_load import first_rows
-from .sm90_plan import BLOCK_ROWS, WARP_GROUP_THREADS, Plan
+from .sm90_plan import Plan
 from .sm90_softmax import first_row
 
 
@@ -116,7 +116,7 @@ class ClusterOutput:
         ``scratch``: a pointer to float32 shared memory of which the consumers have read everything. The splits of the
         row block are the cluster's ranks from `place.first_rank` on.
         """
-        plan, softmax, merge = self.plan, consumer.softmax, make_cluster_merge(self.plan)
+        softmax, merge = consumer.softmax, make_cluster_merge(self.plan)
         _sum_rows(softmax)
         consumer.meet()
         row_block, group, lane = consumer.row_block, consumer.group, consumer.lane

@@ -111,8 +111,8 @@ class ClusterMerge:
 
     @cute.jit
     def take(self, scratch, row_block, rank: Int32, group, lane: Int32, scale_log2: Float32, first_rank=0):
-        """Merge the vectors of a group of the ``rank``-th split, from its first one on: (un-normalised O (4, share), the
-        raw maxima (2), the sums (2) of the thread's rows). Vectors past the last one repeat it.
+        """Merge the vectors of a group of the ``rank``-th split, from its first one on: (un-normalised O (4, share),
+        the raw maxima (2), the sums (2) of the thread's rows). Vectors past the last one repeat it.
 
         The splits are the cluster's ranks from ``first_rank`` on. Each begins with its own memory, so that they don't
         all read from the same CTA. (All beginning with the first: 8 splits of 64 x 512, 2 us more. H200, 2026-11-30.)
@@ -188,8 +188,8 @@ class ClusterMerge:
 
 @cute.jit
 def ordered_by_columns(words, lane: Int32, together: cutlass.Constexpr[int]):
-    """A thread's words of a row, one of each vector (columns 8 v + 2 (lane % 4) and the next), exchanged within the row's
-    four threads, so that ``together`` (1, 2 or 4) neighbouring words of one vector come to one thread: of vector
+    """A thread's words of a row, one of each vector (columns 8 v + 2 (lane % 4) and the next), exchanged within the
+    row's four threads, so that ``together`` (1, 2 or 4) neighbouring words of one vector come to one thread: of vector
     v + lane % together, for each v that is a multiple of it.
     """
     odd, upper = lane % 2 == 1, lane % QUAD >= 2
@@ -203,7 +203,8 @@ def ordered_by_columns(words, lane: Int32, together: cutlass.Constexpr[int]):
 @cute.jit
 def _exchanged(words, second, distance: cutlass.Constexpr[int]):
     """Threads ``distance`` apart exchange half their words. Runs of ``distance`` words, numbered from 0: the first
-    thread of a pair gets the even runs of both, the ``second`` one the odd ones; the first thread's words come first."""
+    thread of a pair gets the even runs of both, the ``second`` one the odd ones; the first thread's words come
+    first."""
     found = cute.make_rmem_tensor(cute.size(words), Int32)
     for v in cutlass.range_constexpr(0, cute.size(words), 2 * distance):
         for i in cutlass.range_constexpr(distance):
