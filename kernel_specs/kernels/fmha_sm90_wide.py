@@ -156,9 +156,12 @@ class FmhaSm90Wide:
             with cute.arch.elect_one():
                 ring.initialise()
         cute.arch.mbarrier_init_fence()
+        sequences = Sequences(plan.problem, given)
+        if warp_index == 0:
+            # Nobody but this warp has to do with Q's barrier before its load ends, so it need not wait for the others.
+            load_q(plan, tma["q"], smem.q, q_pipe, sequences, place)
         self._synchronize()
 
-        sequences = Sequences(plan.problem, given)
         sides = (given["left"], given["right"]) if const_expr(plan.problem.mask == "window") else (-1, -1)
         runs = runs_of(plan, sequences, place.batch, place.cluster_block, sides)
         if const_expr(plan.num_splits > 1):
@@ -172,8 +175,6 @@ class FmhaSm90Wide:
                 # The merge kernel's CTAs may start where there is room, and wait there for the end of this grid.
                 cute.arch.griddepcontrol_launch_dependents()
             cute.arch.setmaxregister_decrease(plan.producer_registers)
-            if warp_index == 0:
-                load_q(plan, tma["q"], smem.q, q_pipe, sequences, place)
             KeyLoader(plan, tma, given, smem, ring, sequences, place).run(runs, warp_index)
             if const_expr(plan.merge == "cluster"):
                 ClusterOutput(plan, given, sequences, place).accompany()
