@@ -9,9 +9,11 @@ from tunekit.measure.client import SEEDS, LateFault, MeasuringWorker
 from tunekit.measure.job import OUT_OF_MEMORY, RunJob
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.protocol import protocol
-from tunekit.measure.statistics import DEFAULT_MARGIN, Decision, Standing, choose, spread, usable
+from tunekit.measure.sequential import DEFAULT_CONFIDENCE, DEFAULT_MARGIN
+from tunekit.measure.statistics import Decision, Standing, choose, spread, usable
 
 __all__ = [
+    "DEFAULT_CONFIDENCE",
     "DEFAULT_MARGIN",
     "OUT_OF_MEMORY",
     "SEEDS",
