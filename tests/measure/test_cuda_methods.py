@@ -110,3 +110,22 @@ def test_samples_are_cold_or_warm(stream):
     stream.log.clear()
     assert warm.samples(kernel(stream, "k", 7.0), 1) == pytest.approx([8.0])
     assert stream.log == ["flush", "k", "k"], "an untimed call first"
+
+
+def test_what_a_method_adds_is_taken_off(monkeypatch, stream):
+    """Of each call between events, an empty pair; of a graph, what starting one takes. A flush is a graph's twin."""
+    monkeypatch.setattr(CudaTimer, "_bare_pair_us", lambda self: 0.5)
+    monkeypatch.setattr(CudaTimer, "_graph_start_us", lambda self: 6.0)
+    timer = CudaTimer(Device(None), cold=True)
+    calls = [kernel(stream, "k", 7.0)]
+    assert timer.samples(calls[0], 2) == pytest.approx([7.5, 7.5])
+    assert timer.window(calls, 3, True, "events").take(read)[0] == pytest.approx(7.5)
+    assert timer.window(calls, 12, False, "cuda_graph").take(read)[0] == pytest.approx(8.0 - 6.0 / 12)
+    assert timer.window(calls, 12, True, "cuda_graph").take(read)[0] == pytest.approx(8.0)
+
+
+def test_starting_a_graph_is_told_from_its_nodes(monkeypatch, stream):
+    timer = CudaTimer(Device(None), cold=True)
+    monkeypatch.setattr(timer, "_replay_us", lambda graph: 5.0 + 1.5 * next(nodes))
+    nodes = iter((1, 65))
+    assert timer.added_us("cuda_graph") == pytest.approx(5.0)

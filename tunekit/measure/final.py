@@ -7,6 +7,7 @@ keeps its neighbours. The windows of one round are what the choice pairs (see se
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Protocol
 from tunekit.errors import UserError
 from tunekit.measure.gpu_state import GpuState
 from tunekit.measure.job import positive_int
-from tunekit.measure.sequential import LOOKS
+from tunekit.measure.protocol import CACHES, DEFAULT_CACHE, Cache
+from tunekit.measure.sequential import DEFAULT_CONFIDENCE, DEFAULT_MARGIN, LOOKS
 from tunekit.measure.statistics import usable
 from tunekit.model import Value, Values
 
@@ -58,6 +60,36 @@ class Taken:
         if self.rejected:
             found["rejected"] = self.rejected
         return Values(found).merged(self.state.values())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a final is held, as plain values: its budget, what is in the L2 cache, the test, and who is not dropped."""
+
+    rounds: int = DEFAULT_ROUNDS
+    seconds: float = DEFAULT_SECONDS
+    cache: Cache = DEFAULT_CACHE
+    margin: float = DEFAULT_MARGIN
+    confidence: float = DEFAULT_CONFIDENCE
+    protected: tuple[str, ...] = ()
+
+    def checked(self) -> Rules:
+        """These rules.
+
+        Raises:
+            UserError: one that is none.
+        """
+        even_rounds(self.rounds)
+        if self.cache not in CACHES:
+            raise UserError(f"unknown cache '{self.cache}' (known: {', '.join(CACHES)})")
+        for name, value, most in (
+            ("seconds", self.seconds, math.inf),
+            ("margin", self.margin, 1.0),
+            ("confidence", self.confidence, 1.0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < most):
+                raise UserError(f"{name} of the final is {value!r}; it must be a number above 0 and below {most:g}")
+        return self
 
 
 def even_rounds(rounds: object) -> int:

@@ -84,7 +84,7 @@ def looks(rounds: int) -> tuple[int, ...]:
 
 
 def error(index: int, finalists: int, confidence: float) -> float:
-    """The one-sided error that one pair may make at the look with this index. Looks after the planned ones have none."""
+    """The one-sided error that one pair may make at the look with this index; 0 after the planned ones."""
     if index >= len(LOOKS):
         return 0.0
     share = FIRST_SHARE if index == 0 else (1 - FIRST_SHARE) / (len(LOOKS) - 1)

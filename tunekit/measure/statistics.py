@@ -113,7 +113,6 @@ def choose(
     judged = judge(timed, protected=protected, margin=margin, confidence=confidence)
     if not judged.leader:
         return Decision(None, method=method, excluded=excluded)
-    medians = {name: statistics.median(taken) for name, taken in timed.items()}
     standings = {name: _standing(timed[name], judged.comparisons[name]) for name in timed if name in judged.comparisons}
     left = _left(judged, margin)
     winner, rule = _break_tie(left, judged.leader, standings, incumbent, default, cheaper or {})
