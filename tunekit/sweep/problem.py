@@ -138,6 +138,7 @@ class ProblemRun:
             run.number,
             resume=options.resume and not options.force,
             retry_failed=options.retry_failed,
+            rules=options.rules(),
             full=options.cases == "full",
         )
 
