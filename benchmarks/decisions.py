@@ -70,9 +70,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.json:
         print(f"{arguments.trials} finals a cell, {DEFAULT_ROUNDS} rounds at most")
-        print(
-            f"{'noise':34}{'tie of 10':>10}{'rounds':>8}{'2 %':>8}{'wrong':>8}{'undec.':>8}{'rounds':>8}{'1.5 % lost':>12}"
-        )
+        heads = ("tie of 10", "rounds", "2 %", "wrong", "undec.", "rounds", "1.5 % lost")
+        print(f"{'noise':34}" + "".join(f"{head:>11}" for head in heads))
     for name, noise in MODELS.items():
         if arguments.only not in name:
             continue
@@ -81,11 +80,13 @@ def main() -> None:
         if arguments.json:
             print(json.dumps({"noise": name, **found}), flush=True)
             continue
+        cells = [
+            *(f"{found['tie_of_ten']:.1%}", f"{found['tie_rounds']}", f"{found['gap_found']:.1%}"),
+            *(f"{found['gap_wrong']:.1%}", f"{found['gap_undecided']:.1%}", f"{found['gap_rounds']}"),
+            f"{found['near_lost']:.1%}",
+        ]
         print(
-            f"{name:34}{found['tie_of_ten']:>10.1%}{found['tie_rounds']:>8}{found['gap_found']:>8.1%}"
-            f"{found['gap_wrong']:>8.1%}{found['gap_undecided']:>8.1%}{found['gap_rounds']:>8}{found['near_lost']:>12.1%}"
-            f"   {time.monotonic() - begin:.0f} s",
-            flush=True,
+            f"{name:34}" + "".join(f"{cell:>11}" for cell in cells) + f"   {time.monotonic() - begin:.0f} s", flush=True
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunekit.compiling import Unit
+from tunekit.jobs import Pool
 from tunekit.measure import OUT_OF_MEMORY, SEEDS, Decision, MeasuringWorker, Rules, RunJob
 from tunekit.measure.plausible import implausible
 from tunekit.measure.protocol import Cache, is_current
@@ -48,6 +50,7 @@ class Measurer:
     resume: bool
     retry_failed: bool
     rules: Rules = field(default_factory=Rules)
+    pool: Pool | None = None  # whose compiles pause during a final
     full: bool = True  # verify under several seeds and at every edge, not one draw of the problem alone
 
     def earlier(self) -> dict[str, Outcome]:
@@ -104,7 +107,8 @@ class Measurer:
         jobs = {id: self._job(timed[id].unit) for id in racing}
         protected = tuple(id for id in dict.fromkeys((incumbent, default)) if id in jobs)
         rules = dataclasses.replace(self.rules, protected=protected)
-        outcomes = self.worker.final([job for job in jobs.values() if isinstance(job, RunJob)], rules=rules)
+        with self._paused():
+            outcomes = self.worker.final([job for job in jobs.values() if isinstance(job, RunJob)], rules=rules)
         name = uuid.uuid4().hex
         for id, outcome in outcomes.items():
             record = noted(
@@ -129,6 +133,18 @@ class Measurer:
         winner = self._winner(name, decision, decision.winner, timed, outcomes)
         self.store.put_winner(winner)
         return winner, "", failed
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Stop this sweep's compile workers where they are; those of other processes hear of a final themselves."""
+        if self.pool is None:
+            yield
+            return
+        self.pool.pause()
+        try:
+            yield
+        finally:
+            self.pool.resume()
 
     def _job(self, unit: Unit) -> RunJob | Outcome:
         """What the worker is asked; or, where the artifact was collected or damaged meanwhile, a failure to say so."""

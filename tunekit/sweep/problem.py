@@ -139,6 +139,7 @@ class ProblemRun:
             resume=options.resume and not options.force,
             retry_failed=options.retry_failed,
             rules=options.rules(),
+            pool=run.compiler.pool,
             full=options.cases == "full",
         )
 
