@@ -130,8 +130,8 @@ def test_another_protocol_is_not_comparable(tuned, host_table):
 
 def test_times_of_two_protocols_are_not_compared(tuned, host_table):
     """Case 20: of winners by rotation and by flush, both of this version, the later one serves, not the lower time."""
-    rotated = tuned.winner(tuned.variant(unroll=8), {"rows": 64}, protocol="final/2 rotate", median_us=10.0)
-    flushed = tuned.winner(tuned.variant(unroll=2), {"rows": 64}, protocol="final/2 flush", median_us=14.0)
+    rotated = tuned.winner(tuned.variant(unroll=8, delay_us=0), {"rows": 64}, protocol="final/2 rotate", median_us=10.0)
+    flushed = tuned.winner(tuned.variant(unroll=2, delay_us=0), {"rows": 64}, protocol="final/2 flush", median_us=14.0)
     assert top(host_table(rotated, flushed), {"rows": 64}).winner == flushed
     assert top(host_table(flushed, rotated), {"rows": 64}).winner == rotated
     older = replace(flushed, protocol="final/1 cold")
@@ -140,7 +140,7 @@ def test_times_of_two_protocols_are_not_compared(tuned, host_table):
 
 
 def test_what_ships_under_an_older_protocol_is_served_and_labelled():
-    """Case 20: a winner that ships stays usable after the protocol has changed; its label says that it is an older one's."""
+    """Case 20: a winner that ships stays usable after the protocol has changed; its label says which it is of."""
     spec = load_spec("fmha")
     shipped = shipped_winners("fmha", "sm_90a", version=spec.version)
     old = [winner for winner in shipped if winner.protocol.startswith("final/1 ")]
