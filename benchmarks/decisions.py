@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from simulated_gpu import MODELS, Noise, SimulatedGpu
+from simulated_gpu import BEYOND, MODELS, Noise, SimulatedGpu
 from tunekit.measure.final import DEFAULT_ROUNDS, race, samples
 from tunekit.measure.sequential import Judgement, judge
 
@@ -72,7 +72,7 @@ def main() -> None:
         print(f"{arguments.trials} finals a cell, {DEFAULT_ROUNDS} rounds at most")
         heads = ("tie of 10", "rounds", "2 %", "wrong", "undec.", "rounds", "1.5 % lost")
         print(f"{'noise':34}" + "".join(f"{head:>11}" for head in heads))
-    for name, noise in MODELS.items():
+    for name, noise in {**MODELS, **BEYOND}.items():
         if arguments.only not in name:
             continue
         begin = time.monotonic()

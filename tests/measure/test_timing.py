@@ -13,7 +13,7 @@ from tunekit.errors import UserError
 from tunekit.measure import choose, protocol, turn, usable
 from tunekit.measure.job import RunJob, outcome_from_payload
 from tunekit.measure.lock import lock_path
-from tunekit.measure.protocol import CACHES, clocks_word
+from tunekit.measure.protocol import CACHES, clocks_word, searched_alike
 from tunekit.measure.timing import ColdPlan, calls_per_window, cold_plan
 from tunekit.model import Outcome, Stage, Status, Values, to_json
 
@@ -148,6 +148,18 @@ def test_the_protocol_names_all_that_makes_times_comparable():
     assert len(others | {base}) == 7
     assert clocks_word(None) == clocks_word("default") == "default_clocks"
     assert clocks_word("application clock 1500 MHz") == "clocks_1500_mhz"
+
+
+def test_a_searchs_time_stands_beside_those_of_its_like_only():
+    """Case 20: an older version's, a final's or another cache's search time is not reused."""
+    flushed = protocol("search", "events", cache="flush", own_inputs=False, clocks="default_clocks")
+    warm = protocol("search", "events", cache="warm", own_inputs=False, clocks="default_clocks")
+    host = protocol("search", "perf_counter", cache="warm", own_inputs=False, clocks="host")
+    assert [searched_alike(flushed, cache) for cache in CACHES] == [True, True, False]
+    assert [searched_alike(warm, cache) for cache in CACHES] == [False, False, True]
+    assert all(searched_alike(host, cache) for cache in CACHES)
+    for other in (flushed.replace("/2", "/1"), flushed.replace("search", "final"), "", "search/2"):
+        assert not searched_alike(other, "flush")
 
 
 def test_two_tuners_take_turns(tmp_path):

@@ -13,6 +13,7 @@ from tunekit.cli import main
 from tunekit.errors import UserError
 from tunekit.measure import MeasuringWorker
 from tunekit.model import Stage, Winner
+from tunekit.report.sweep_summary import winner_text
 from tunekit.sweep import SweepOptions, audit
 from tunekit.sweep.audit import agreement
 from tunekit.sweep.measuring import finalists
@@ -102,6 +103,18 @@ def test_what_runs_say_together(swept: Winner) -> None:
     parted = agreement(problem, [a, b])
     assert parted.verdict == "disagree" and not parted.ok and "neither run found the two equal" in parted.why
     assert agreement(problem, [a, None]).verdict == "no winner"
+
+
+def test_a_verdict_says_how_sure_it_is(swept: Winner) -> None:
+    given = {"median_us": 12.0, "spread_us": 0.1, "samples": 14, "runner_up": "b", "margin": 0.031}
+    sure = replace(swept, outcome="winner", confidence=0.99999, tied=(), **given)
+    figures = "12.00 us +- 0.10 us over 14 samples, 3.1 % ahead of b"
+    assert winner_text(sure) == f"{figures} (99.9 % sure)"
+    tie = replace(sure, outcome="tie", confidence=0.95, tied=(swept.variant.id, *"bcdefg"))
+    assert winner_text(tie) == f"{figures} (95 % sure); a tie with b, c, d and 3 more"
+    open_end = replace(tie, outcome="undecided", confidence=None, tied=(swept.variant.id, "b"))
+    assert winner_text(open_end) == f"{figures}; undecided within its budget: it may be no faster than b"
+    assert winner_text(replace(sure, outcome="", confidence=None)) == figures, "of before"
 
 
 def test_more_go_to_the_final_than_can_win_and_the_default_always(swept: Winner) -> None:

@@ -53,3 +53,14 @@ def clocks_word(policy: str | None) -> str:
 def is_current(text: str, stage: Stage) -> bool:
     """Whether a protocol is this version's for `stage`, whatever its method and clocks."""
     return text.partition(" ")[0] == f"{stage}/{VERSION}"
+
+
+def searched_alike(text: str, cache: Cache) -> bool:
+    """Whether a search's time by protocol `text` may stand beside those of a search with `cache` now.
+
+    A search flushes for ``rotate`` as for ``flush``; the host has no cache mode.
+    """
+    words = text.split()
+    if not is_current(text, "search") or len(words) < 3:
+        return False
+    return words[1] == "perf_counter" or (words[2] == CACHES["warm"]) == (cache == "warm")

@@ -44,12 +44,17 @@ def winner_text(winner: Winner) -> str:
     if winner.runner_up and winner.margin is not None:
         side = "ahead of" if winner.margin >= 0 else "behind"
         text += f", {abs(winner.margin) * 100:.1f} % {side} {winner.runner_up}"
-    others = ", ".join(tied for tied in winner.tied if tied != winner.variant.id)
+    others = _few([tied for tied in winner.tied if tied != winner.variant.id])
     if winner.outcome == "undecided":
         return f"{text}; undecided within its budget" + (f": it may be no faster than {others}" if others else "")
     if winner.confidence is not None:
         text += f" ({_percent(winner.confidence)} sure)"
     return f"{text}; a tie with {others}" if others else text
+
+
+def _few(ids: Sequence[str]) -> str:
+    """``a, b``; of more than four, the first three and how many more there are."""
+    return ", ".join(ids) if len(ids) <= 4 else f"{', '.join(ids[:3])} and {len(ids) - 3} more"
 
 
 def _percent(share: float) -> str:

@@ -12,7 +12,7 @@ from tunekit.compiling import Unit
 from tunekit.jobs import Pool
 from tunekit.measure import OUT_OF_MEMORY, SEEDS, Decision, MeasuringWorker, Rules, RunJob
 from tunekit.measure.plausible import implausible
-from tunekit.measure.protocol import Cache, is_current
+from tunekit.measure.protocol import Cache, is_current, searched_alike
 from tunekit.measure.record import decide_again, noted
 from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant, Winner
 from tunekit.spec import KernelSpec
@@ -72,7 +72,7 @@ class Measurer:
                 continue
             if outcome.ok and outcome.stage is Stage.VERIFY:
                 checked[trial.compile_key] = max(checked.get(trial.compile_key, 0), int(outcome.facts.get("cases", 0)))
-            timed = outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search")
+            timed = outcome.ok and outcome.stage is Stage.MEASURE and searched_alike(trial.protocol, self.rules.cache)
             own_fault = not outcome.ok and not outcome.windows and not outcome.facts.get(OUT_OF_MEMORY, False)
             if timed or (own_fault and not self.retry_failed):
                 known[trial.compile_key] = outcome
