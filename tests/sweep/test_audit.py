@@ -12,11 +12,14 @@ from tests.sweep.conftest import Cache, ids, reference
 from tunekit.cli import main
 from tunekit.errors import UserError
 from tunekit.measure import MeasuringWorker
+from tunekit.measure.protocol import VERSION
 from tunekit.model import Stage, Winner
 from tunekit.report.sweep_summary import winner_text
+from tunekit.spec import load_spec
 from tunekit.sweep import SweepOptions, audit
 from tunekit.sweep.audit import agreement
-from tunekit.sweep.measuring import finalists
+from tunekit.sweep.measuring import finalists, incumbent_of
+from tunekit.sweep.options import choose_target
 
 SCALE = reference("host_scale", "host_scale")
 ROWS = {"rows": 64}
@@ -115,6 +118,28 @@ def test_a_verdict_says_how_sure_it_is(swept: Winner) -> None:
     open_end = replace(tie, outcome="undecided", confidence=None, tied=(swept.variant.id, "b"))
     assert winner_text(open_end) == f"{figures}; undecided within its budget: it may be no faster than b"
     assert winner_text(replace(sure, outcome="", confidence=None)) == figures, "of before"
+
+
+def test_a_winner_of_another_protocol_is_a_seed(cache: Cache, swept: Winner) -> None:
+    """Case 20: once the protocol has changed, the old winner is raced first, and is no incumbent: it gets no tie."""
+    spec = load_spec(SCALE)
+    problem, target = spec.problem(ROWS), choose_target(spec, SweepOptions(arch="host"))
+    with cache.store() as store:
+        assert incumbent_of(store, spec, problem, target, [])[0] == swept
+        older = replace(swept, protocol=swept.protocol.replace(f"/{VERSION} ", f"/{VERSION - 1} "))
+        assert incumbent_of(_Kept([older]), spec, problem, target, []) == (None, [swept.variant])
+        shipped = replace(swept, source="shipped")
+        assert incumbent_of(_Kept([]), spec, problem, target, [shipped]) == (None, [swept.variant])
+
+
+class _Kept:
+    """A store of winners alone."""
+
+    def __init__(self, winners: list[Winner]) -> None:
+        self._winners = winners
+
+    def winners(self, spec: str, arch: str) -> list[Winner]:
+        return self._winners
 
 
 def test_more_go_to_the_final_than_can_win_and_the_default_always(swept: Winner) -> None:
