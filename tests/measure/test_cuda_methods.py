@@ -129,3 +129,14 @@ def test_starting_a_graph_is_told_from_its_nodes(monkeypatch, stream):
     monkeypatch.setattr(timer, "_replay_us", lambda graph: 5.0 + 1.5 * next(nodes))
     nodes = iter((1, 65))
     assert timer.added_us("cuda_graph") == pytest.approx(5.0)
+
+
+def test_a_flushs_time_is_that_of_the_last_windows(monkeypatch, stream):
+    """One window of flushes alone that takes long shifts no time: the median of the last nine is taken off."""
+    timer = CudaTimer(Device(None), cold=True)
+    windows = [timer.window([kernel(stream, name, 7.0)], 10, True, "cuda_graph") for name in "ab"]
+    for window in windows * 3:
+        assert window.take(read)[0] == pytest.approx(7.0 + GAP_US)
+    windows[0]._flushes.nodes[0] = ("flush", FLUSH_US + 50.0)
+    assert windows[0].take(read)[0] == pytest.approx(7.0 + GAP_US)
+    assert timer.flush_us(FLUSH_US + GAP_US) == pytest.approx(FLUSH_US + GAP_US)

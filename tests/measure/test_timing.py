@@ -122,7 +122,10 @@ def test_a_cold_cache_comes_from_a_flush_or_from_rotation():
 def test_a_window_holds_whole_rounds_within_the_run_limit():
     rotated, flushed, warm = ColdPlan(13, False), ColdPlan(2, True), ColdPlan(1, False)
     assert calls_per_window(20.0, rotated, run_limit_s=20.0) == 247
-    assert calls_per_window(5.0, flushed, run_limit_s=20.0) == 48, "the flushes fill the window too"
+    assert calls_per_window(50.0, flushed, run_limit_s=20.0) == 34, "the flushes fill the window too"
+    assert calls_per_window(5.0, flushed, run_limit_s=20.0) == 200, "but 1 ms is the kernel's own"
+    assert calls_per_window(0.5, flushed, run_limit_s=20.0) == 256
+    assert calls_per_window(5.0, flushed, run_limit_s=0.04) == 95, "not over a quarter of the run limit"
     assert calls_per_window(6000.0, ColdPlan(2, False), run_limit_s=20.0) == 2
     assert calls_per_window(0.0, warm, run_limit_s=20.0) == 1024
     assert calls_per_window(400_000.0, ColdPlan(2, False), run_limit_s=0.5) == 1, "two would take longer than the limit"

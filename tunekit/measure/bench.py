@@ -298,8 +298,7 @@ class Racer:
         self._report("run", self.id, "window")
         self.method = method
         self._window = clock.window(self._calls, self.count, self.plan.flush, method)
-        # A graph of flushes alone starts as the other does: what starting adds is in the difference already.
-        self.added_us = 0.0 if method == "cuda_graph" and self.plan.flush else clock.added_us(method)
+        self.added_us = clock.added_us(method)
 
     def take(self) -> tuple[float, GpuState]:
         """One window. In-place arguments begin it as they were drawn."""
