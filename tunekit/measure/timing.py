@@ -33,9 +33,9 @@ WINDOW_US = 5000.0
 FLUSH_US = 100.0  # a flush takes less; only the sizes of batches depend on it
 MAX_CALLS = 1024
 # A flush takes ten times as long as a short kernel, so its own scatter is a multiple of the kernel's: such kernels get
-# more calls a window, and a flush's time is the median of the last windows', whichever finalist's they were. (The windows
-# of H200 finals of 2026-11-30, 48 calls less their own flushes, scattered by 4 % at 4.5 us, 1.3 % at 7.6 us, 0.2 to 0.5 %
-# from 10 us on; how much of that was the flush's has not been measured.)
+# more calls a window, and a flush's time is the median of the last windows', whichever finalist's they were. (The
+# windows of H200 finals of 2026-11-30, 48 calls less their own flushes, scattered by 4 % at 4.5 us, 1.3 % at 7.6 us,
+# 0.2 to 0.5 % from 10 us on; how much of that was the flush's has not been measured.)
 FLUSHED_US = 1000.0
 MAX_FLUSHED_CALLS = 256
 LAST_FLUSHES = 9
