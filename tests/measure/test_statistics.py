@@ -62,6 +62,7 @@ def test_few_rounds_choose_but_decide_nothing():
     decision = choose({"a": [10.0, 10.2, 9.9, 10.1], "b": [12.0, 12.1, 11.9, 12.2]}, incumbent="b")
     assert (decision.winner, decision.outcome, decision.confidence) == ("a", "undecided", None)
     assert decision.standings["b"].low is None, "no interval"
+    assert decision.tie_rule.startswith("undecided")
     alone = choose({"a": [10.0, 10.1]})
     assert (alone.winner, alone.outcome, alone.runner_up, alone.confidence) == ("a", "winner", None, None)
 

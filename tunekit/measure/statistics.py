@@ -127,7 +127,7 @@ def choose(
         runner_up=runner_up,
         rounds=judged.rounds,
         method=method,
-        tie_rule=rule if judged.result != "undecided" or len(left) == 1 else f"undecided, as a {rule}",
+        tie_rule=_rule_words(rule, judged.result),
         standings=standings,
         excluded={**excluded, **{name: "it ended before the first look" for name in timed if name not in standings}},
     )
@@ -136,6 +136,12 @@ def choose(
 def method_words(margin: float, confidence: float) -> str:
     """The test in words, as a winner's record keeps it."""
     return f"signed-rank intervals of paired rounds, margin {100 * margin:g} %, confidence {100 * confidence:g} %"
+
+
+def _rule_words(rule: str, result: Result) -> str:
+    if result != "undecided":
+        return rule
+    return "undecided: the lowest estimate" if rule == "fastest" else f"undecided, as a {rule}"
 
 
 def _unusable(taken: Sequence[Any]) -> str | None:
