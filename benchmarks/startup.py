@@ -44,7 +44,7 @@ def fill(database: Path, trials: int, winners: int) -> None:
     here = environment(0)
     with Store.open(database) as store:
         outcome = Outcome(Stage.MEASURE, Status.OK, seconds=Values(run=0.1), samples_us=(10.0, 11.0))
-        store.record(Trial(variant, problem, key, outcome, here, "final/1 perf_counter warm random host"))
+        store.record(Trial(variant, problem, key, outcome, here, "final/2 perf_counter warm random host"))
         for number in range(winners):
             shape = spec.problem({"rows": 64 + number})
             store.put_winner(
@@ -53,7 +53,7 @@ def fill(database: Path, trials: int, winners: int) -> None:
                     shape,
                     spec.bucket(shape).merged({"rows": 64 + number}),
                     here,
-                    "final/1 perf_counter warm random host",
+                    "final/2 perf_counter warm random host",
                     key,
                     symbol_of(key),
                     10.0,

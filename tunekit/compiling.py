@@ -18,6 +18,7 @@ from tunekit import identity
 from tunekit.arch import parse_arch
 from tunekit.backends import CompileRequest, symbol_of
 from tunekit.jobs import Event, Limits, Pool, Task, TaskResult, compile_task
+from tunekit.measure.silence import Compiles
 from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
 from tunekit.probe import DISAGREEMENT, Probe
 from tunekit.settings import (
@@ -176,7 +177,7 @@ class Compiler:
         self, wanted: Sequence[Unit], on_event: Callable[[Event], None] | None = None
     ) -> Iterator[tuple[Unit, Outcome]]:
         """Each unit with its outcome, as they end: cached ones first, then compiled ones,
-        then those that other processes were compiling."""
+        then those that other processes were compiling. Compiles pause while a final is held on this machine."""
         to_do: list[Unit] = []
         for unit in {unit.key: unit for unit in wanted}.values():
             known = self._known(unit)
@@ -184,11 +185,18 @@ class Compiler:
                 to_do.append(unit)
             else:
                 yield unit, known
+        if not to_do:
+            return
         with (
             self.artifacts.scratch() as scratch,
             contextlib.closing(_Work(self.artifacts, scratch, self._known)) as work,
+            Compiles() as compiles,
         ):
-            for result in self.pool.run(work.tasks(to_do), on_event):
+
+            def between() -> None:
+                compiles.give_way(self.pool.pause, self.pool.resume)
+
+            for result in self.pool.run(work.tasks(to_do), on_event, between):
                 unit = work.units[result.id]
                 outcome = self._keep(unit, result)
                 work.finished(unit)
@@ -199,7 +207,7 @@ class Compiler:
                 with self.artifacts.lock(unit.key):
                     known = self._known(unit)
                     if known is None:
-                        (result,) = self.pool.run([work.task(unit)], on_event)
+                        (result,) = self.pool.run([work.task(unit)], on_event, between)
                         known = self._keep(unit, result)
                         work.finished(unit)
                 yield unit, known

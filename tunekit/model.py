@@ -297,10 +297,14 @@ class Winner:
 
     `artifact` is the compile key that its kernel lies under in an artifact store (what
     dispatch looks for first; an outcome's `artifact` is a content's hash), `symbol` the function in it.
-    `median_us` and `spread_us` are over the final's samples; `margin` is the
-    runner-up's median over the winner's, minus 1; `confidence` is that of the
-    test named by `method`, None where the final made no test. `library` is the package
+    `median_us` and `spread_us` are over the final's samples; `margin` is by how much the
+    runner-up was slower in the same rounds (a ratio, minus 1); `confidence` is that of the
+    test named by `method`, None where the final made no test or was not decided. `library` is the package
     and version whose function it is (``flash-attn-4 4.0.0b36``), empty for a compiled kernel.
+
+    `outcome` is ``winner``, ``tie`` (it represents the variants in `tied`) or ``undecided``, empty where the
+    record is older than that; `rounds` how many the decision took; `cases` how many verified it; `final`
+    names the final whose trials hold the samples (their fact `final`), empty where none does.
     """
 
     variant: Variant
@@ -320,6 +324,10 @@ class Winner:
     tied: tuple[str, ...] = ()
     source: str = "measured"
     library: str = ""
+    outcome: str = ""
+    rounds: int | None = None
+    cases: int | None = None
+    final: str = ""
 
 
 class Level(str, Enum):

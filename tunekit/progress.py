@@ -79,3 +79,33 @@ class SweepReport:
     problems: tuple[ProblemReport, ...]
     state: Literal["done", "interrupted"] = "done"
     notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What several sweeps from empty, each with a winner or none, say of one problem together.
+
+    `verdict`: ``agree`` (one winner); ``within ties`` (where two differ, one of the two runs found both
+    in one tie); ``undecided`` (the same, with a run that ended undecided between them); ``disagree``;
+    or ``no winner`` (of some run). `why` says it in a sentence.
+    """
+
+    problem: Values
+    winners: tuple[Winner | None, ...]
+    verdict: Literal["agree", "within ties", "undecided", "disagree", "no winner"]
+    why: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict not in ("disagree", "no winner")
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Several sweeps of the same from empty: their reports, the databases that keep them, and how far they agree."""
+
+    spec: str
+    arch: str
+    runs: tuple[SweepReport, ...]
+    databases: tuple[str, ...]
+    agreements: tuple[Agreement, ...]

@@ -31,6 +31,11 @@ class SweepOptions:
     cases: str
     device: int
     variants: tuple[str, ...] = ()
+    cache: str = "flush"
+    margin: float = 0.01
+    confidence: float = 0.95
+    final_rounds: int = 160
+    final_seconds: float = 120.0
 
 
 def fake(mode: str):

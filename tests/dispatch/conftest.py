@@ -21,8 +21,8 @@ from tunekit.store.database import Store
 
 SPECS = Path(__file__).parent.parent / "specs"
 HOST_SCALE = f"{SPECS / 'host_scale.py'}:host_scale"
-PROTOCOL = protocol("final", "perf_counter", cold=False, own_inputs=False, clocks="host")
-PROTOCOL_OWN_INPUTS = protocol("final", "perf_counter", cold=False, own_inputs=True, clocks="host")
+PROTOCOL = protocol("final", "perf_counter", cache="warm", own_inputs=False, clocks="host")
+PROTOCOL_OWN_INPUTS = protocol("final", "perf_counter", cache="warm", own_inputs=True, clocks="host")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from tunekit.environment import environment
 from tunekit.measure.protocol import VERSION
 from tunekit.model import Environment, Level, Values
 from tunekit.spec import load_spec
+from tunekit.store.shipped import shipped_winners
 
 HERE = Environment(
     gpu="NVIDIA H200", arch="sm_90a", driver="580.1", power_limit_w=700.0, mig="off", cuda="13.0", cutlass_dsl="4.8.1"
@@ -127,10 +128,37 @@ def test_another_protocol_is_not_comparable(tuned, host_table):
     assert f"measured elsewhere (protocol '{older.protocol}', not comparable" in found.why
 
 
+def test_times_of_two_protocols_are_not_compared(tuned, host_table):
+    """Case 20: of winners by rotation and by flush, both of this version, the later one serves, not the lower time."""
+    rotated = tuned.winner(tuned.variant(unroll=8, delay_us=0), {"rows": 64}, protocol="final/2 rotate", median_us=10.0)
+    flushed = tuned.winner(tuned.variant(unroll=2, delay_us=0), {"rows": 64}, protocol="final/2 flush", median_us=14.0)
+    assert top(host_table(rotated, flushed), {"rows": 64}).winner == flushed
+    assert top(host_table(flushed, rotated), {"rows": 64}).winner == rotated
+    older = replace(flushed, protocol="final/1 cold")
+    now = frozenset({"final/2 rotate"})
+    assert top(host_table(rotated, older, protocols=now), {"rows": 64}).winner == rotated
+
+
+def test_what_ships_under_an_older_protocol_is_served_and_labelled():
+    """Case 20: a winner that ships stays usable after the protocol has changed; its label says which it is of."""
+    spec = load_spec("fmha")
+    shipped = shipped_winners("fmha", "sm_90a", version=spec.version)
+    old = [winner for winner in shipped if winner.protocol.startswith("final/1 ")]
+    if not old:
+        pytest.skip("all that ships is of the present protocol")
+    here = old[0].environment
+    now = present_protocols(spec, "sm_90a", here)
+    table = make_table(spec, "sm_90a", here, (), shipped, now)
+    assert not table.unusable
+    found = top(table, dict(old[0].problem))
+    assert found.level is Level.SHIPPED
+    assert found.winner.protocol in now or "not comparable with this version's" in found.why
+
+
 def test_the_protocols_of_a_gpu_name_its_clocks(tuned):
     """Case 20: other clocks, another protocol; a search's time is never a final's."""
     now = present_protocols(tuned.spec, "sm_90a", replace(HERE, clocks_policy="application clock 1500 MHz"))
-    assert "final/1 cuda_graph cold_l2 random clocks_1500_mhz" in now
+    assert "final/2 cuda_graph flush_l2 random clocks_1500_mhz" in now
     assert all(text.startswith("final/") and text.endswith("clocks_1500_mhz") for text in now)
 
 

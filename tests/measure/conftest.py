@@ -1,7 +1,8 @@
-"""Compiles host variants for the tests, each once a run."""
+"""Compiles host variants for the tests, each once a run; benchmarks/ has the simulated GPUs."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tunekit.backends import CompileRequest, entry, symbol_of
 from tunekit.measure import MeasuringWorker, RunJob
 from tunekit.space import expand
 from tunekit.spec import load_spec
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
 

@@ -12,7 +12,7 @@ from tunekit.measure.timing import ColdPlan
 def racer(reports, window):
     device = SimpleNamespace(synchronize=lambda: reports.append("synchronize"))
     loaded = SimpleNamespace(id="v", spec=None, job=None)
-    clock = SimpleNamespace(window=lambda calls, count, flush, method: window)
+    clock = SimpleNamespace(added_us=lambda method: 0.1, window=lambda calls, count, flush, method: window)
     report = lambda phase, id, doing: reports.append(phase)  # noqa: E731
     made = Racer(loaded, [], [], ColdPlan(1, False), 5.0, 3, device, GpuMonitor(None), report)
     made.prepare(clock, "perf_counter")

@@ -110,3 +110,33 @@ def test_samples_are_cold_or_warm(stream):
     stream.log.clear()
     assert warm.samples(kernel(stream, "k", 7.0), 1) == pytest.approx([8.0])
     assert stream.log == ["flush", "k", "k"], "an untimed call first"
+
+
+def test_what_a_method_adds_is_taken_off(monkeypatch, stream):
+    """Of each call between events, an empty pair; of a graph, what starting one takes. A flush is a graph's twin."""
+    monkeypatch.setattr(CudaTimer, "_bare_pair_us", lambda self: 0.5)
+    monkeypatch.setattr(CudaTimer, "_graph_start_us", lambda self: 6.0)
+    timer = CudaTimer(Device(None), cold=True)
+    calls = [kernel(stream, "k", 7.0)]
+    assert timer.samples(calls[0], 2) == pytest.approx([7.5, 7.5])
+    assert timer.window(calls, 3, True, "events").take(read)[0] == pytest.approx(7.5)
+    assert timer.window(calls, 12, False, "cuda_graph").take(read)[0] == pytest.approx(8.0 - 6.0 / 12)
+    assert timer.window(calls, 12, True, "cuda_graph").take(read)[0] == pytest.approx(8.0)
+
+
+def test_starting_a_graph_is_told_from_its_nodes(monkeypatch, stream):
+    timer = CudaTimer(Device(None), cold=True)
+    monkeypatch.setattr(timer, "_replay_us", lambda graph: 5.0 + 1.5 * next(nodes))
+    nodes = iter((1, 65))
+    assert timer.added_us("cuda_graph") == pytest.approx(5.0)
+
+
+def test_a_flushs_time_is_that_of_the_last_windows(monkeypatch, stream):
+    """One window of flushes alone that takes long shifts no time: the median of the last nine is taken off."""
+    timer = CudaTimer(Device(None), cold=True)
+    windows = [timer.window([kernel(stream, name, 7.0)], 10, True, "cuda_graph") for name in "ab"]
+    for window in windows * 3:
+        assert window.take(read)[0] == pytest.approx(7.0 + GAP_US)
+    windows[0]._flushes.nodes[0] = ("flush", FLUSH_US + 50.0)
+    assert windows[0].take(read)[0] == pytest.approx(7.0 + GAP_US)
+    assert timer.flush_us(FLUSH_US + GAP_US) == pytest.approx(FLUSH_US + GAP_US)

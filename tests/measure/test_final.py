@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tunekit.errors import UserError
-from tunekit.measure.final import even_rounds, heat, order, race, rejections
+from tunekit.measure.final import even_rounds, heat, order, race, rejections, samples
 from tunekit.measure.gpu_state import REASONS, GpuMonitor, GpuState, reasons
 
 GOOD = GpuState(1980, 400.0, 55)
@@ -31,7 +31,7 @@ def no_pause(seconds):
     assert seconds > 0
 
 
-@pytest.mark.parametrize("rounds", [0, -2, 1, 3, 2.0, "4", True, None])
+@pytest.mark.parametrize("rounds", [0, -2, 1, 3, 2.0, "4", True, None, 1000])
 def test_rounds_are_even_and_positive(rounds):
     """Case 42: a number or a clear error."""
     with pytest.raises(UserError, match="rounds"):
@@ -39,11 +39,35 @@ def test_rounds_are_even_and_positive(rounds):
 
 
 def test_rounds_alternate():
-    """Every finalist is as often early as late, so drift meets all alike."""
+    """Every finalist is as often early as late, so drift meets all alike, and the neighbours change."""
     log = []
-    race([Simulated(id, log) for id in "abc"], 4)
-    assert "".join(log) == "abccbaabccba"
-    assert order(3, 0) == [0, 1, 2] and order(3, 1) == [2, 1, 0]
+    race([Simulated(id, log) for id in "abcd"], 8)
+    rounds = ["".join(log[i : i + 4]) for i in range(0, 32, 4)]
+    assert all(sorted(one) == list("abcd") for one in rounds)
+    assert all(forwards == backwards[::-1] for forwards, backwards in zip(rounds[::2], rounds[1::2], strict=True))
+    assert len(set(rounds)) > 4
+    assert order(5, 6) == order(5, 7)[::-1] == order(5, 6), "the same in every final"
+
+
+def test_a_dropped_finalist_is_timed_no_more_and_a_decided_final_ends():
+    """Racing: what is clearly slower leaves at the first look; with nobody left to tell apart, all leave."""
+    asked = []
+
+    def decide(samples):
+        asked.append({id: len(taken) for id, taken in samples.items()})
+        return ["a", "b"] if len(asked) == 1 else []
+
+    log = []
+    windows = race([Simulated(id, log) for id in "abc"], 100, decide)
+    assert asked == [{"a": 10, "b": 10, "c": 10}, {"a": 14, "b": 14, "c": 10}]
+    assert {id: len(taken) for id, taken in samples(windows).items()} == {"a": 14, "b": 14, "c": 10}
+    assert len(log) == 10 * 3 + 1 + 4 * 2, "one untimed window after deciding"
+
+
+def test_the_time_of_a_final_is_bounded():
+    now = iter(range(1000))
+    windows = race([Simulated("a", [])], 100, max_s=5, clock=lambda: next(now))
+    assert len(windows) == 6, "six seconds, at the end of a pair of rounds"
 
 
 def test_a_throttled_window_is_taken_again():
@@ -70,9 +94,10 @@ def test_retakes_are_bounded_and_a_round_counts_for_all_or_none():
     log = []
     always_hot_from_3 = Simulated("b", log, lambda n: (9.0, HOT) if n > 2 else (10.0, GOOD))
     windows = race([Simulated("a", log), always_hot_from_3], 4, max_retakes=3, pause=no_pause)
+    assert order(2, 2) == [1, 0]
     kept = [(w.id, w.round) for w in windows if not w.rejected]
     assert sorted(kept) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
-    assert [w.rejected for w in windows if w.id == "a" and w.round == 2] == ["round incomplete"]
+    assert [w.rejected for w in windows if w.id == "a" and w.round == 3] == ["round incomplete"]
     assert sum(w.id == "b" for w in windows) == 2 + 4 + 4
     words = rejections(windows)
     assert "throttled: hw_thermal_slowdown (8 of" in words and "round incomplete" in words

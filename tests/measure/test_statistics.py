@@ -38,21 +38,40 @@ def test_no_samples_no_winner():
     assert set(decision.excluded) == {"a", "b"}
 
 
-def test_a_clear_winner_has_its_margin():
-    decision = choose({"a": [10.0, 10.2, 9.9, 10.1], "b": [12.0, 12.1, 11.9, 12.2]}, incumbent="b", default="b")
-    assert decision.winner == "a"
+def noisy(us: float, rounds: int, seed: int, jitter: float = 0.003) -> list[float]:
+    generator = random.Random(seed)
+    return [us * generator.gauss(1, jitter) for _ in range(rounds)]
+
+
+def test_a_clear_winner_has_its_margin_and_confidence():
+    decision = choose({"a": noisy(10, 10, 0), "b": noisy(12, 10, 1)}, incumbent="b", default="b")
+    assert (decision.winner, decision.outcome) == ("a", "winner")
     assert decision.tied == ()
     assert decision.runner_up == "b"
-    assert decision.margin == pytest.approx(12.05 / 10.05 - 1)
+    assert decision.margin == pytest.approx(0.2, abs=0.01)
+    assert decision.confidence is not None and decision.confidence >= 0.95
+    assert decision.rounds == 10
     assert decision.tie_rule == "fastest"
-    assert decision.standings["a"].samples == 4
-    assert decision.standings["b"].behind == pytest.approx(0.19, abs=0.02)
+    standing = decision.standings["b"]
+    assert standing.samples == 10 and standing.verdict == "slower"
+    assert standing.low < 0.2 < standing.high
+
+
+def test_few_rounds_choose_but_decide_nothing():
+    """Four rounds can't tell anything with confidence: the best estimate is named, and that it is one."""
+    decision = choose({"a": [10.0, 10.2, 9.9, 10.1], "b": [12.0, 12.1, 11.9, 12.2]}, incumbent="b")
+    assert (decision.winner, decision.outcome, decision.confidence) == ("a", "undecided", None)
+    assert decision.standings["b"].low is None, "no interval"
+    assert decision.tie_rule.startswith("undecided")
+    alone = choose({"a": [10.0, 10.1]})
+    assert (alone.winner, alone.outcome, alone.runner_up, alone.confidence) == ("a", "winner", None, None)
 
 
 def test_a_tie_goes_to_the_incumbent_then_the_cheaper_then_the_default():
-    samples = {"a": [10.0] * 6, "b": [10.05] * 6, "c": [10.02] * 6, "slow": [15.0] * 6}
+    samples = {"a": [10.0] * 10, "b": [10.05] * 10, "c": [10.02] * 10, "slow": [15.0] * 10}
     cheaper = {"a": (168, 4096, 2.0), "b": (96, 8192, 9.0), "c": (96, 4096, 1.0), "slow": (16, 0, 0.1)}
-    assert choose(samples, incumbent="b", cheaper=cheaper).winner == "b"
+    first = choose(samples, incumbent="b", cheaper=cheaper)
+    assert (first.winner, first.outcome, first.confidence) == ("b", "tie", 0.95)
     chosen = choose(samples, incumbent="slow", cheaper=cheaper)
     assert chosen.winner == "c"
     assert set(chosen.tied) == {"a", "b", "c"}
@@ -69,7 +88,7 @@ def test_rounds_are_compared_as_pairs():
     a = [100.0 * d * generator.gauss(1, 0.002) for d in drift]
     b = [103.0 * d * generator.gauss(1, 0.002) for d in drift]
     decision = choose({"b": b, "a": a}, incumbent="b")
-    assert decision.winner == "a" and decision.tied == ()
+    assert decision.winner == "a" and decision.outcome == "winner" and decision.tied == ()
     assert decision.standings["b"].behind == pytest.approx(0.03, abs=0.005)
 
 
@@ -89,6 +108,12 @@ def test_the_order_of_listing_does_not_matter():
 def test_margin_must_be_a_number(margin):
     with pytest.raises(UserError, match="margin"):
         choose({"a": [1.0]}, margin=margin)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, -1, math.nan])
+def test_confidence_must_be_between_0_and_1(confidence):
+    with pytest.raises(UserError, match="confidence"):
+        choose({"a": [1.0]}, confidence=confidence)
 
 
 def test_spread():

@@ -13,7 +13,7 @@ from tunekit.errors import UserError
 from tunekit.measure import choose, protocol, turn, usable
 from tunekit.measure.job import RunJob, outcome_from_payload
 from tunekit.measure.lock import lock_path
-from tunekit.measure.protocol import clocks_word
+from tunekit.measure.protocol import CACHES, clocks_word, searched_alike
 from tunekit.measure.timing import ColdPlan, calls_per_window, cold_plan
 from tunekit.model import Outcome, Stage, Status, Values, to_json
 
@@ -45,7 +45,7 @@ def test_a_known_delay_is_measured(compiler, shared_worker):
     """Case 38 on the host: a kernel of 200 us, without what loading and the first call cost."""
     outcome = shared_worker.time(compiler.job("host_scale", "host_scale", ROWS, delay_us=200), 20, 0)
     assert 200 <= statistics.median(outcome.samples_us) < 260
-    assert outcome.protocol == "search/1 perf_counter warm random host"
+    assert outcome.protocol == "search/2 perf_counter warm random host"
 
 
 def test_a_final_orders_variants_and_pairs_their_rounds(compiler, shared_worker):
@@ -61,7 +61,7 @@ def test_a_final_orders_variants_and_pairs_their_rounds(compiler, shared_worker)
     by_name = {name: outcomes[job.variant.id] for name, job in jobs.items()}
     for outcome in by_name.values():
         assert outcome.ok and len(outcome.samples_us) == 4
-        assert outcome.protocol == "final/1 perf_counter warm random host"
+        assert outcome.protocol == "final/2 perf_counter warm random host"
         assert [dict(window)["round"] for window in outcome.windows if dict(window)["kept"]] == [0, 1, 2, 3]
         assert outcome.facts["rejected_windows"] == 0
     decision = choose({name: outcome.samples_us for name, outcome in by_name.items()}, default="slow")
@@ -103,17 +103,18 @@ def test_a_child_can_not_report_what_is_no_time(sample):
     assert "no times" in outcome.reason
 
 
-def test_a_cold_cache_comes_from_rotation_or_a_flush():
+def test_a_cold_cache_comes_from_a_flush_or_from_rotation():
     l2 = 60 * MIB
-    assert cold_plan(20 * MIB, l2, cold=True) == ColdPlan(copies=13, flush=False)
-    assert cold_plan(1000 * MIB, l2, cold=True) == ColdPlan(copies=2, flush=False)
-    assert cold_plan(1 * MIB, l2, cold=True) == ColdPlan(copies=2, flush=True)
-    assert cold_plan(20 * MIB, l2, cold=False) == ColdPlan(copies=1, flush=False)
-    assert cold_plan(20 * MIB, 0, cold=True) == ColdPlan(copies=1, flush=False), "the host has no L2 to flush"
-    assert cold_plan(20 * MIB, l2, cold=True, most_copies=5) == ColdPlan(copies=2, flush=True), "too little memory"
-    assert cold_plan(9000 * MIB, l2, cold=True, most_copies=1) == ColdPlan(copies=1, flush=True)
+    assert cold_plan(20 * MIB, l2, "flush") == ColdPlan(copies=1, flush=True)
+    assert cold_plan(20 * MIB, l2, "rotate") == ColdPlan(copies=13, flush=False)
+    assert cold_plan(1000 * MIB, l2, "rotate") == ColdPlan(copies=2, flush=False)
+    assert cold_plan(1 * MIB, l2, "rotate") == ColdPlan(copies=1, flush=True), "more copies than there may be"
+    assert cold_plan(20 * MIB, l2, "warm") == ColdPlan(copies=1, flush=False)
+    assert cold_plan(20 * MIB, 0, "flush") == ColdPlan(copies=1, flush=False), "the host has no L2 to flush"
+    assert cold_plan(20 * MIB, l2, "rotate", most_copies=5) == ColdPlan(copies=1, flush=True), "too little memory"
+    assert [cold_plan(20 * MIB, l2, cache).cache for cache in CACHES] == list(CACHES), "the record says which it was"
     for size in range(1, 400, 7):
-        plan = cold_plan(size * MIB, l2, cold=True)
+        plan = cold_plan(size * MIB, l2, "rotate")
         others = (plan.copies - 1) * size * MIB
         assert plan.flush or others >= 4 * l2, "other traffic between two uses of one copy"
 
@@ -121,7 +122,10 @@ def test_a_cold_cache_comes_from_rotation_or_a_flush():
 def test_a_window_holds_whole_rounds_within_the_run_limit():
     rotated, flushed, warm = ColdPlan(13, False), ColdPlan(2, True), ColdPlan(1, False)
     assert calls_per_window(20.0, rotated, run_limit_s=20.0) == 247
-    assert calls_per_window(5.0, flushed, run_limit_s=20.0) == 48, "the flushes fill the window too"
+    assert calls_per_window(50.0, flushed, run_limit_s=20.0) == 34, "the flushes fill the window too"
+    assert calls_per_window(5.0, flushed, run_limit_s=20.0) == 200, "but 1 ms is the kernel's own"
+    assert calls_per_window(0.5, flushed, run_limit_s=20.0) == 256
+    assert calls_per_window(5.0, flushed, run_limit_s=0.04) == 95, "not over a quarter of the run limit"
     assert calls_per_window(6000.0, ColdPlan(2, False), run_limit_s=20.0) == 2
     assert calls_per_window(0.0, warm, run_limit_s=20.0) == 1024
     assert calls_per_window(400_000.0, ColdPlan(2, False), run_limit_s=0.5) == 1, "two would take longer than the limit"
@@ -132,18 +136,33 @@ def test_a_window_holds_whole_rounds_within_the_run_limit():
 
 def test_the_protocol_names_all_that_makes_times_comparable():
     """Case 20, the measuring side: each part of the protocol changes the string."""
-    base = protocol("final", "cuda_graph", cold=True, own_inputs=False, clocks="default_clocks")
-    assert base == "final/1 cuda_graph cold_l2 random default_clocks"
+    base = protocol("final", "cuda_graph", cache="flush", own_inputs=False, clocks="default_clocks")
+    assert base == "final/2 cuda_graph flush_l2 random default_clocks"
     others = {
-        protocol("search", "cuda_graph", cold=True, own_inputs=False, clocks="default_clocks"),
-        protocol("final", "events", cold=True, own_inputs=False, clocks="default_clocks"),
-        protocol("final", "cuda_graph", cold=False, own_inputs=False, clocks="default_clocks"),
-        protocol("final", "cuda_graph", cold=True, own_inputs=True, clocks="default_clocks"),
-        protocol("final", "cuda_graph", cold=True, own_inputs=False, clocks=clocks_word("application clock 1500 MHz")),
+        protocol("final", "cuda_graph", cache="rotate", own_inputs=False, clocks="default_clocks"),
+        protocol("search", "cuda_graph", cache="flush", own_inputs=False, clocks="default_clocks"),
+        protocol("final", "events", cache="flush", own_inputs=False, clocks="default_clocks"),
+        protocol("final", "cuda_graph", cache="warm", own_inputs=False, clocks="default_clocks"),
+        protocol("final", "cuda_graph", cache="flush", own_inputs=True, clocks="default_clocks"),
+        protocol(
+            "final", "cuda_graph", cache="flush", own_inputs=False, clocks=clocks_word("application clock 1500 MHz")
+        ),
     }
-    assert len(others | {base}) == 6
+    assert len(others | {base}) == 7
     assert clocks_word(None) == clocks_word("default") == "default_clocks"
     assert clocks_word("application clock 1500 MHz") == "clocks_1500_mhz"
+
+
+def test_a_searchs_time_stands_beside_those_of_its_like_only():
+    """Case 20: an older version's, a final's or another cache's search time is not reused."""
+    flushed = protocol("search", "events", cache="flush", own_inputs=False, clocks="default_clocks")
+    warm = protocol("search", "events", cache="warm", own_inputs=False, clocks="default_clocks")
+    host = protocol("search", "perf_counter", cache="warm", own_inputs=False, clocks="host")
+    assert [searched_alike(flushed, cache) for cache in CACHES] == [True, True, False]
+    assert [searched_alike(warm, cache) for cache in CACHES] == [False, False, True]
+    assert all(searched_alike(host, cache) for cache in CACHES)
+    for other in (flushed.replace("/2", "/1"), flushed.replace("search", "final"), "", "search/2"):
+        assert not searched_alike(other, "flush")
 
 
 def test_two_tuners_take_turns(tmp_path):

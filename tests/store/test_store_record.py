@@ -13,6 +13,7 @@ from store_values import H200, PROTOCOL, fork, make_bad, make_trial, make_winner
 from tunekit.errors import DatabaseError
 from tunekit.model import Environment, Stage, Status, Values
 from tunekit.store.database import Store
+from tunekit.store.lines import parse_line, winner_line
 from tunekit.store.winners import read_winners
 
 NO_TIMES = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -0.5, None, "fast", "12.5", True, [1.0]]
@@ -239,3 +240,18 @@ def test_an_environment_without_a_gpu_is_kept(database):
     with Store.open(database) as store:
         store.record(make_trial(environment=nowhere))
         assert store.trials()[0].environment == nowhere
+
+
+def test_a_winner_keeps_how_it_was_decided(database):
+    """Its outcome, rounds, cases and final; one of before, without them, comes back as it was."""
+    decided = make_winner(0, outcome="tie", rounds=28, cases=5, final="f" * 32, confidence=0.95)
+    older = make_winner(1, bucket=Values(head_dim=64))
+    with Store.open(database) as store:
+        store.put_winner(decided)
+        store.put_winner(older)
+        assert store.winners() == [decided, older]
+    line = winner_line(decided)
+    assert parse_line(line.encode()).value == decided
+    assert parse_line(winner_line(older).encode()).value == older and '"rounds"' not in winner_line(older)
+    with Store.open(database) as store, pytest.raises(DatabaseError, match="rounds is -1"):
+        store.put_winner(make_winner(2, rounds=-1))

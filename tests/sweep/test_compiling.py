@@ -128,7 +128,7 @@ def test_a_dead_compile_server_is_no_variants_fault(
     """Only a compile that crashed by itself is skipped from then on."""
     ended = TaskResult(wanted[0].key, Status.COMPILE_CRASHED, "gone", signal=9, server_died=server_died)
     with Pool(workers=1, warm=()) as pool, cache.store() as store:
-        monkeypatch.setattr(pool, "run", lambda tasks, on_event: [ended for _ in tasks])
+        monkeypatch.setattr(pool, "run", lambda tasks, *_: [ended for _ in tasks])
         compiler = Compiler(pool, ArtifactStore(cache.settings.artifacts), store, environment(0))
         ((_, outcome),) = compiler.compile(wanted[:1])
         assert outcome.status is Status.COMPILE_CRASHED

@@ -14,6 +14,7 @@ from tunekit.backends import CompileRequest, symbol_of
 from tunekit.check.targets import Target, reference_target
 from tunekit.check.verdict import Sample
 from tunekit.jobs import Limits, Pool, Task, compile_task
+from tunekit.measure.silence import Compiles
 from tunekit.model import Status, Values, to_json
 
 CompileOnce = Callable[[Target], Sample]
@@ -125,12 +126,16 @@ class Isolated:
 def isolated_compiles(
     backends: Sequence[str], trace_s: float, limit_s: float, memory_bytes: int, workers: int | None
 ) -> Iterator[CompileOnce]:
-    """The isolated compiler, with a pool of its own; `workers` None: as many as cores and memory allow."""
+    """The isolated compiler, with a pool of its own; `workers` None: as many as cores and memory allow.
+
+    It begins once no final is held on this machine; it gives way to none, for its times would count the pause.
+    """
     limits = Limits(trace_s=trace_s, backend_s=limit_s, memory_bytes=memory_bytes)
     warm = tuple(sorted(set(backends)))
     with (
         tempfile.TemporaryDirectory(prefix="tunekit-check-") as scratch,
         Pool(workers=workers, warm=warm, limits=limits) as pool,
+        Compiles(),
     ):
         yield Isolated(pool, Path(scratch))
 

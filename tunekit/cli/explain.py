@@ -10,9 +10,10 @@ import click
 
 from tunekit.arch import Arch
 from tunekit.cli import options
+from tunekit.cli.explain_winner import print_repeated, repeated
 from tunekit.cli.problems import problems, tunables
 from tunekit.cli.space_view import Point, all_points, choose_arch, select
-from tunekit.errors import DatabaseError
+from tunekit.errors import DatabaseError, UserError
 from tunekit.model import Trial, Values
 from tunekit.probe import DISAGREEMENT
 from tunekit.report import Printer, Table, units
@@ -27,6 +28,9 @@ from tunekit.spec import KernelSpec, load_spec
 @options.implementation_option
 @options.variant_option
 @options.tunables_option
+@click.option(
+    "--winner", is_flag=True, help="How the recorded winner was decided, and whether its samples decide the same again."
+)
 @options.db_option
 @options.json_option
 def explain(
@@ -36,6 +40,7 @@ def explain(
     implementation: str | None,
     variant_ids: tuple[str, ...],
     tunable_texts: tuple[str, ...],
+    winner: bool,
     db: Path | None,
     as_json: bool,
 ) -> int:
@@ -43,12 +48,29 @@ def explain(
 
     Without --variant or --tunables: how many variants each constraint and each
     limit of the architecture removed. With one: its constraints, its declared
-    footprint and every stored outcome for the problem.
+    footprint and every stored outcome for the problem. With --winner: each winner that
+    is recorded for the problem's bucket, its final's samples as a table, and the decision made
+    again from them; exit status 1 where none is recorded, or one comes out otherwise.
     """
     loaded = load_spec(spec)
     chosen, _ = choose_arch(loaded, arch)
     out = Printer(sys.stdout)
     collected: list[Any] = []
+    if winner:
+        if variant_ids or tunable_texts:
+            raise UserError("--winner is of a problem, not of a --variant or of --tunables")
+        found = [
+            one
+            for problem in problems(loaded, problem_texts, None)
+            for one in repeated(options.settings(db).database, loaded, chosen.name, problem)
+        ]
+        for one in found if not as_json else ():
+            print_repeated(one, out)
+        if as_json:
+            out.json([one.plain() for one in found])
+        elif not found:
+            out.line(f"no winner of {loaded.name} is recorded for {chosen.name} in {options.settings(db).database}")
+        return 0 if found and not any(one.differs for one in found) else 1
     for problem in problems(loaded, problem_texts, None):
         points = all_points(loaded, chosen, problem, implementation)
         if not variant_ids and not tunable_texts:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from tunekit.cli import INTERRUPTION, Interruption, options
 from tunekit.cli.problems import problems
-from tunekit.progress import SweepReport
-from tunekit.report import Printer, print_sweep, progress_display
+from tunekit.progress import AuditReport, SweepReport
+from tunekit.report import Printer, print_audit, print_sweep, progress_display
 from tunekit.spec import load_spec
 
 
@@ -60,6 +61,51 @@ from tunekit.spec import load_spec
     "--device", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="The GPU to measure on."
 )
 @click.option(
+    "--cache",
+    type=click.Choice(["flush", "rotate", "warm"]),
+    default="flush",
+    show_default=True,
+    help="What a timed call finds in the L2 cache: nothing, not even its code (flush); code but no data (rotate); all.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 50, min_open=True),
+    metavar="PERCENT",
+    default=1.0,
+    show_default=True,
+    help="Variants within this of each other count as equal.",
+)
+@click.option(
+    "--confidence",
+    type=click.FloatRange(50, 99.99),
+    metavar="PERCENT",
+    default=95.0,
+    show_default=True,
+    help="How sure the final's decision must be, over all finalists and looks.",
+)
+@click.option(
+    "--final-rounds",
+    type=int,
+    metavar="N",
+    default=160,
+    show_default=True,
+    help="The most rounds of a final that can't be decided before; even.",
+)
+@click.option(
+    "--final-time",
+    type=options.duration,
+    metavar="S",
+    default="120",
+    show_default=True,
+    help="The most seconds of a final.",
+)
+@click.option(
+    "--repeat-audit",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Sweep N times, each from an empty database beside yours, and say how far they agree.",
+)
+@click.option(
     "--resume/--no-resume",
     default=True,
     show_default=True,
@@ -89,6 +135,12 @@ def sweep(
     verify: str,
     cases: str,
     device: int,
+    cache: Literal["flush", "rotate", "warm"],
+    margin: float,
+    confidence: float,
+    final_rounds: int,
+    final_time: float,
+    repeat_audit: int | None,
     resume: bool,
     force: bool,
     retry_failed: bool,
@@ -101,7 +153,7 @@ def sweep(
     a sample of each grid, and says that nothing was measured. Ctrl-C keeps what is done;
     the same command goes on from there.
 
-    Exit status 1: no variant passed for some problem.
+    Exit status 1: no variant passed for some problem; of an audit: runs disagree outside ties.
     """
     from tunekit.sweep import SweepOptions
     from tunekit.sweep import sweep as run
@@ -129,7 +181,18 @@ def sweep(
         verify=verify,
         cases=cases,
         device=device,
+        cache=cache,
+        margin=margin / 100,
+        confidence=confidence / 100,
+        final_rounds=final_rounds,
+        final_seconds=final_time,
     )
+    if repeat_audit is not None:
+        from tunekit.sweep import audit
+
+        with progress_display(sys.stderr) as on_event:
+            audited = audit(spec, todo, chosen, settings, on_event, repeat_audit)
+        return _tell_audit(audited, as_json, interruption)
     with progress_display(sys.stderr) as on_event:
         report = run(spec, todo, chosen, settings, on_event)
     out = Printer(sys.stdout)
@@ -138,6 +201,17 @@ def sweep(
     else:
         print_sweep(report, spec, out)
     return exit_status(report, interruption)
+
+
+def _tell_audit(report: AuditReport, as_json: bool, interruption: Interruption) -> int:
+    out = Printer(sys.stdout)
+    if as_json:
+        out.json(report)
+    else:
+        print_audit(report, out)
+    if report.runs[-1].state == "interrupted":
+        return 128 + interruption.number
+    return 0 if all(agreement.ok for agreement in report.agreements) else 1
 
 
 def exit_status(report: SweepReport, interruption: Interruption) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunekit.compiling import Unit, compile_limits
 from tunekit.jobs import Event, Pool, TaskResult, compile_task
+from tunekit.measure.silence import Compiles
 from tunekit.progress import SweepEvent
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec
@@ -27,13 +28,14 @@ def trace(
             out_dir = Path(scratch) / key[:24]
             out_dir.mkdir()
             tasks.append(compile_task(unit.request(out_dir, trace_only=not back_end), id=key))
-        with Pool(workers=settings.jobs, warm=backends, limits=compile_limits(spec, settings)) as pool:
+        limits = compile_limits(spec, settings)
+        with Pool(workers=settings.jobs, warm=backends, limits=limits) as pool, Compiles() as compiles:
             done = 0
 
             def tell(event: Event) -> None:
                 running = tuple((str(by_key[now.task].variant), now.phase, now.seconds) for now in pool.running())
                 on_event(SweepEvent("phase", done=done, total=len(by_key), running=running))
 
-            for result in pool.run(tasks, tell):
+            for result in pool.run(tasks, tell, lambda: compiles.give_way(pool.pause, pool.resume)):
                 done += 1
                 yield by_key[result.id], result

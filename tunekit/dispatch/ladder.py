@@ -42,13 +42,15 @@ class Miss:
 @dataclass(frozen=True)
 class Known:
     """A winner in the spec's present terms. `strange` says how the environment or the protocol that it was
-    measured in differs from the present one; empty where it counts as measured here."""
+    measured in differs from the present one; empty where it counts as measured here. `superseded`: a later
+    winner counts as measured here for the same problem; their protocols differ, so their times are not compared."""
 
     winner: Winner
     problem: Values
     bucket: Values
     derived: frozenset[str]
     strange: str
+    superseded: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ def make_table(
             else:
                 strange = _strange(spec, winner, here, protocols)
                 known.append(Known(winner, problem, spec.bucket(problem), spec.derived(problem), strange))
-        return tuple(known)
+        later = {one.problem: index for index, one in enumerate(known) if not one.strange}
+        return tuple(
+            replace(one, superseded=not one.strange and later[one.problem] != index) for index, one in enumerate(known)
+        )
 
     return Table(spec, arch, sort_out(measured), sort_out(shipped), tuple(dict.fromkeys(unusable)))
 
@@ -263,9 +268,9 @@ def _matches(table: Table, winners: tuple[Known, ...], problem: Values) -> tuple
     return found, "".join(dict.fromkeys(refused))
 
 
-def _rank(match: _Match) -> tuple[float, bool, float, str]:
-    winner = match.known.winner
-    return match.distance, bool(match.known.strange), winner.median_us, winner.variant.id
+def _rank(match: _Match) -> tuple[float, bool, bool, float, str]:
+    known, winner = match.known, match.known.winner
+    return match.distance, bool(known.strange), known.superseded, winner.median_us, winner.variant.id
 
 
 def _cannot_serve(spec: KernelSpec, arch: Arch, variant: Variant, problem: Values) -> str | None:

@@ -90,14 +90,14 @@ def read_table(spec: KernelSpec, arch: str, here: Environment, database: Path) -
 
 def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozenset[str]:
     """The protocols that a final in this environment, by this version, could have stated for a spec."""
-    from tunekit.measure.protocol import Method, clocks_word, protocol  # here: 20 ms, and only winners need it
+    from tunekit.measure.protocol import CACHES, Method, clocks_word, protocol  # here: 20 ms, and only winners need it
 
     clocks = clocks_word(here.clocks_policy) if parse_arch(arch).is_gpu else "host"
     own_inputs = spec.inputs is not None
     return frozenset(
-        protocol("final", method, cold=cold, own_inputs=own_inputs, clocks=clocks)
+        protocol("final", method, cache=cache, own_inputs=own_inputs, clocks=clocks)
         for method in get_args(Method)
-        for cold in (False, True)
+        for cache in CACHES
     )
 
 

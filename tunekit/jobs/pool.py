@@ -29,6 +29,7 @@ from tunekit.launch import module_command
 MARKER = "TUNEKIT_POOL"
 WARM_UP_LIMIT_S = 120.0
 CLOSE_LIMIT_S = 2.0
+TICK_S = 1.0
 # A zygote that dies this often in a row without finishing anything is not started again.
 MOST_DEATHS = 3
 # Threads of numerical libraries would be running when the zygote forks.
@@ -76,11 +77,17 @@ class Pool:
     ) -> None:
         self.close()
 
-    def run(self, tasks: Iterable[Task], on_event: OnEvent | None = None) -> Iterator[TaskResult]:
+    def run(
+        self,
+        tasks: Iterable[Task],
+        on_event: OnEvent | None = None,
+        between: Callable[[], None] | None = None,
+    ) -> Iterator[TaskResult]:
         """The results of `tasks`, each as it is finished.
 
         Tasks are drawn as there is room, one a worker ahead. While the caller holds a
-        result, what was drawn goes on. Leaving the iteration early cancels the rest.
+        result, what was drawn goes on. Leaving the iteration early cancels the rest. `between` is
+        called about once a second while results are awaited; it may pause the pool for a while.
 
         Raises:
             ValueError: two unfinished tasks with one id.
@@ -99,7 +106,9 @@ class Pool:
                 if not self._tasks and not self._results:
                     return
                 while not self._results:
-                    self._pump(on_event)
+                    if between is not None:
+                        between()
+                    self._pump(on_event, None if between is None else TICK_S)
                 yield self._results.popleft()
         finally:
             if self._tasks and not self._closed:
@@ -182,9 +191,9 @@ class Pool:
         while self._started:
             self._pump(None)
 
-    def _pump(self, on_event: OnEvent | None) -> None:
-        """Take in what the zygote says; wait for it if there is nothing."""
-        messages = self._zygote.receive()
+    def _pump(self, on_event: OnEvent | None, timeout_s: float | None = None) -> None:
+        """Take in what the zygote says; wait for it if there is nothing, for `timeout_s` at most."""
+        messages = self._zygote.receive(timeout_s)
         if messages is None:
             self._mourn()
             return

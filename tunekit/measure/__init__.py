@@ -1,23 +1,29 @@
 """Verifying and timing compiled variants on a device, and choosing among them.
 
-The parent's side (client, process, job, protocol, final, statistics, gpu_state, lock)
-imports nothing heavy. The device half (worker, device, inputs, verify, timing, bench)
-imports torch and runs in the child process only.
+The parent's side imports nothing heavy: what is asked (client, process, job, protocol), a
+final's schedule (final), the test and the choice (signed_rank, sequential, statistics), its
+record (record), whether a time can be (plausible), what the GPU does (gpu_state), and who
+waits for whom (lock, silence). The device half (worker, device, inputs, verify, timing,
+bench) imports torch and runs in the child process only.
 """
 
 from tunekit.measure.client import SEEDS, LateFault, MeasuringWorker
+from tunekit.measure.final import Rules
 from tunekit.measure.job import OUT_OF_MEMORY, RunJob
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.protocol import protocol
-from tunekit.measure.statistics import DEFAULT_MARGIN, Decision, Standing, choose, spread, usable
+from tunekit.measure.sequential import DEFAULT_CONFIDENCE, DEFAULT_MARGIN
+from tunekit.measure.statistics import Decision, Standing, choose, spread, usable
 
 __all__ = [
+    "DEFAULT_CONFIDENCE",
     "DEFAULT_MARGIN",
     "OUT_OF_MEMORY",
     "SEEDS",
     "Decision",
     "LateFault",
     "MeasuringWorker",
+    "Rules",
     "RunJob",
     "Standing",
     "choose",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 
 from tunekit.environment import environment
 from tunekit.measure.device import Device, first_line
-from tunekit.measure.final import Taken, heat, race, rejections
+from tunekit.measure.final import Rules, Taken, heat, race, rejections
 from tunekit.measure.gpu_state import GpuMonitor, GpuState
 from tunekit.measure.inputs import Arguments
 from tunekit.measure.job import RunJob, first_phase
-from tunekit.measure.protocol import Method, Stage, clocks_word, protocol
+from tunekit.measure.protocol import Cache, Method, Stage, clocks_word, protocol
+from tunekit.measure.sequential import judge
 from tunekit.measure.statistics import usable
 from tunekit.measure.timing import (
     FLUSH_US,
@@ -75,10 +76,11 @@ class Bench:
         self._monitor = GpuMonitor(device.index)
         self._timers: dict[bool, Timer] = {}
 
-    def time(self, loaded: Loaded, repetitions: int, warmup: int, cold: bool) -> Outcome:
-        """`repetitions` samples after one untimed first call and `warmup` more."""
+    def time(self, loaded: Loaded, repetitions: int, warmup: int, cache: Cache) -> Outcome:
+        """`repetitions` samples after one untimed first call and `warmup` more; cold ones after a flush each."""
         begin = time.monotonic()
         method: Method = "events" if self._device.is_gpu else "perf_counter"
+        cold = cache != "warm"
         clock = self._timer(cold)
         self._report("prepare", loaded.id, "arguments")
         inputs = draw(loaded.spec, loaded.job.problem, 0, self._device.torch)
@@ -98,46 +100,59 @@ class Bench:
             samples=[sample for sample in samples if usable(sample)],
             why_not=f"none of {len(samples)} samples is a time",
             seconds=Values(measure=time.monotonic() - begin),
-            protocol=self._protocol("search", method, loaded.spec, cold),
+            protocol=self._protocol("search", method, loaded.spec, "flush" if cold else "warm"),
             windows=(state.values(),) if state.values() else (),
-            facts=Values(dropped_samples=sum(not usable(sample) for sample in samples)),
+            facts=Values(
+                dropped_samples=sum(not usable(sample) for sample in samples), host_us=round(clock.added_us(method), 3)
+            ),
         )
 
-    def final(self, finalists: Sequence[Loaded], rounds: int, cold: bool) -> dict[str, Outcome]:
+    def final(self, finalists: Sequence[Loaded], rules: Rules) -> dict[str, Outcome]:
         """Every finalist's samples, one a round, after heating up; and one more window whose results are checked.
+
+        It goes on until the finalists are told apart, or the rounds or seconds of `rules` are spent; a clear loser
+        is dropped before.
 
         Raises:
             WrongInFinal: a finalist's results were wrong; the others' windows are void.
         """
         begin = time.monotonic()
-        racers, not_captured = self._racers(finalists, cold)
+        racers, not_captured = self._racers(finalists, rules.cache)
         heat_s = heat(racers)
-        windows = race(racers, rounds)
+
+        def decide(samples: Mapping[str, Sequence[float]]) -> Collection[str]:
+            judged = judge(samples, protected=rules.protected, margin=rules.margin, confidence=rules.confidence)
+            left = () if judged.decided else judged.racing
+            self._report("check", judged.leader, f"round {judged.rounds}: {len(left)} of {len(racers)} race on")
+            return left
+
+        windows = race(racers, rules.rounds, decide, max_s=rules.seconds)
         outcomes: dict[str, Outcome] = {}
         for racer in racers:
             wrong = racer.check(self._oracle)
             if wrong:
                 raise WrongInFinal(racer.id, wrong)
             own = [window for window in windows if window.id == racer.id]
-            outcome = self._of_windows(racer, own, windows, cold, heat_s, time.monotonic() - begin)
+            outcome = self._of_windows(racer, own, windows, heat_s, time.monotonic() - begin)
             if not_captured:
                 outcome = dataclasses.replace(outcome, facts=outcome.facts.merged({"not_captured": not_captured}))
             outcomes[racer.id] = outcome
         return outcomes
 
     def _of_windows(
-        self, racer: Racer, own: list[Taken], all_windows: list[Taken], cold: bool, heat_s: float, wall_s: float
+        self, racer: Racer, own: list[Taken], all_windows: list[Taken], heat_s: float, wall_s: float
     ) -> Outcome:
         return self._outcome(
             samples=[window.us for window in own if not window.rejected],
             why_not=f"no complete round: {rejections(all_windows)}",
             seconds=Values(measure=wall_s, heat=heat_s),
-            protocol=self._protocol("final", racer.method, racer.loaded.spec, cold),
+            protocol=self._protocol("final", racer.method, racer.loaded.spec, racer.plan.cache),
             windows=tuple(window.values() for window in own),
             facts=Values(
                 calls_per_window=racer.count,
                 argument_copies=racer.plan.copies,
                 flushed=racer.plan.flush,
+                host_us=round(racer.added_us, 3),
                 rejected_windows=sum(bool(window.rejected) for window in own),
             ),
         )
@@ -164,15 +179,19 @@ class Bench:
             windows=windows,
         )
 
-    def _racers(self, finalists: Sequence[Loaded], cold: bool) -> tuple[list[Racer], str]:
-        """The finalists with private argument copies, first calls made; one method for all.
+    def _racers(self, finalists: Sequence[Loaded], cache: Cache) -> tuple[list[Racer], str]:
+        """The finalists with private argument copies, first calls made; one method and one plan's kind for all.
 
         The second value says whose calls no CUDA graph can hold, so that events time all; else it is empty.
         """
-        clock = self._timer(cold)
+        clock = self._timer(cache != "warm")
         free = self._device.free_bytes()
         share = None if free is None else int(FINAL_MEMORY_SHARE * free / max(1, len(finalists)))
-        racers = [self._racer(loaded, cold, clock, share) for loaded in finalists]
+        firsts = [self._first_arguments(loaded) for loaded in finalists]
+        plans = [self._plan(first, cache, share) for first in firsts]
+        if any(plan.flush for plan in plans):  # where one can't rotate, none does: they are compared
+            plans = [ColdPlan(copies=1, flush=True)] * len(plans)
+        racers = [self._racer(*racer, clock) for racer in zip(finalists, firsts, plans, strict=True)]
         short = all(racer.estimate_us < GRAPH_LIMIT_US for racer in racers)
         method: Method = ("cuda_graph" if short else "events") if self._device.is_gpu else "perf_counter"
         trying: Variant | None = None
@@ -189,13 +208,17 @@ class Bench:
             return racers, f"{trying}: {first_line(error)}"
         return racers, ""
 
-    def _racer(self, loaded: Loaded, cold: bool, clock: Timer, share_bytes: int | None) -> Racer:
-        self._report("prepare", loaded.id, "argument copies")
-        inputs = draw(loaded.spec, loaded.job.problem, 0, self._device.torch)
-        first = self._arguments(loaded, inputs)
+    def _first_arguments(self, loaded: Loaded) -> Arguments:
+        self._report("prepare", loaded.id, "arguments")
+        return self._arguments(loaded, draw(loaded.spec, loaded.job.problem, 0, self._device.torch))
+
+    def _plan(self, first: Arguments, cache: Cache, share_bytes: int | None) -> ColdPlan:
         most = MAX_COPIES if share_bytes is None else share_bytes // max(1, first.nbytes)
-        plan = cold_plan(first.nbytes, self._device.l2_bytes, cold, most)
-        copies = [first, *(self._arguments(loaded, inputs) for _ in range(plan.copies - 1))]
+        return cold_plan(first.nbytes, self._device.l2_bytes, cache, most)
+
+    def _racer(self, loaded: Loaded, first: Arguments, plan: ColdPlan, clock: Timer) -> Racer:
+        self._report("prepare", loaded.id, "argument copies")
+        copies = [first, *(self._arguments(loaded, first.drawn) for _ in range(plan.copies - 1))]
         calls = self._first_calls(loaded, copies)
         self._report("run", loaded.id, "estimate")
         estimate_us = clock.estimate_us(calls[0])
@@ -223,11 +246,16 @@ class Bench:
             self._timers[cold] = timer(self._device, cold)
         return self._timers[cold]
 
-    def _protocol(self, stage: Stage, method: Method, spec: KernelSpec, cold: bool) -> str:
+    def _protocol(self, stage: Stage, method: Method, spec: KernelSpec, cache: Cache) -> str:
         index = self._device.index
         clocks = "host" if index is None else clocks_word(environment(index).clocks_policy)
-        really_cold = cold and self._device.is_gpu
-        return protocol(stage, method, cold=really_cold, own_inputs=spec.inputs is not None, clocks=clocks)
+        return protocol(
+            stage,
+            method,
+            cache=cache if self._device.is_gpu else "warm",
+            own_inputs=spec.inputs is not None,
+            clocks=clocks,
+        )
 
 
 def _bind(function: Callable[..., Any], arguments: Arguments) -> Call:
@@ -256,6 +284,7 @@ class Racer:
     ) -> None:
         self.loaded, self.plan, self.estimate_us, self.count = loaded, plan, estimate_us, count
         self.method: Method = "perf_counter"
+        self.added_us = 0.0
         self._copies, self._calls = copies, calls
         self._device, self._monitor, self._report = device, monitor, report
         self._window: Window | None = None
@@ -269,6 +298,7 @@ class Racer:
         self._report("run", self.id, "window")
         self.method = method
         self._window = clock.window(self._calls, self.count, self.plan.flush, method)
+        self.added_us = clock.added_us(method)
 
     def take(self) -> tuple[float, GpuState]:
         """One window. In-place arguments begin it as they were drawn."""

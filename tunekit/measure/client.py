@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from tunekit.child import Stopped
 from tunekit.errors import SpecError, TunekitError, UserError
-from tunekit.measure.final import DEFAULT_ROUNDS, even_rounds
+from tunekit.measure.final import DEFAULT_ROUNDS, Rules
 from tunekit.measure.job import RunJob, outcome_from_payload, positive_int
 from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.process import Child
-from tunekit.model import Outcome, Stage, Status, Values
+from tunekit.measure.protocol import DEFAULT_CACHE, Cache
+from tunekit.measure.silence import silence
+from tunekit.model import Outcome, Stage, Status, Values, to_json
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
 
 PREPARE_LIMIT_S = 600.0
@@ -86,8 +88,10 @@ class MeasuringWorker:
         request = {"kind": "verify", "seeds": positive_int("seeds", seeds), "edges": edges}
         return self._single(request, job, Stage.VERIFY)
 
-    def time(self, job: RunJob, repetitions: int = 10, warmup: int = 2, *, cold: bool = True) -> Outcome:
+    def time(self, job: RunJob, repetitions: int = 10, warmup: int = 2, *, cache: Cache = DEFAULT_CACHE) -> Outcome:
         """A cheap timing for searching: `repetitions` samples. One first call is always made untimed.
+
+        With `cache` ``warm`` the L2 cache is warm, else it is flushed.
 
         Raises:
             UserError: the request or the spec is at fault.
@@ -96,21 +100,26 @@ class MeasuringWorker:
             "kind": "time",
             "repetitions": positive_int("repetitions", repetitions),
             "warmup": positive_int("warm-up", warmup, least=0),
-            "cold": cold,
+            "cache": cache,
         }
         return self._single(request, job, Stage.MEASURE)
 
-    def final(self, jobs: Sequence[RunJob], rounds: int = DEFAULT_ROUNDS, *, cold: bool = True) -> dict[str, Outcome]:
+    def final(
+        self, jobs: Sequence[RunJob], rounds: int = DEFAULT_ROUNDS, *, rules: Rules | None = None, **more: Any
+    ) -> dict[str, Outcome]:
         """The careful measurement of finalists against each other, by variant id.
 
         All outcomes that are ok come from one race in one process: their n-th samples
-        were taken in the same round. A finalist that fails has its own outcome, and the
-        race is held again without it.
+        were taken in the same round; a clear loser has fewer. A finalist that fails has its
+        own outcome, and the race is held again without it. `more` are fields of `Rules`, whose
+        `rounds` is the most; a final ends as soon as it is decided. Where other processes on this machine
+        went on compiling beside it, each outcome's fact `compiling_beside` says so.
 
         Raises:
             UserError: the request or the spec is at fault.
         """
-        request = {"kind": "final", "rounds": even_rounds(rounds), "cold": cold}
+        held = (rules or Rules(rounds=rounds, **more)).checked()
+        request = {"kind": "final", "rules": to_json(held)}
         ids = [job.variant.id for job in jobs]
         twice = sorted({id for id in ids if ids.count(id) > 1})
         if twice:
@@ -120,12 +129,13 @@ class MeasuringWorker:
             raise UserError("a final compares variants on one problem of one spec")
         outcomes: dict[str, Outcome] = {}
         left = list(jobs)
-        with self._turn():
+        with self._turn(), self._silence() as beside:
             while left:
                 found, again = self._ask(request, left, Stage.MEASURE)
                 outcomes.update(found)
                 left = [job for job in left if job.variant.id not in found] if again else []
-        return {id: outcomes[id] for id in ids}
+        noted = Values({"compiling_beside": beside}) if beside else Values()
+        return {id: replace(outcomes[id], facts=outcomes[id].facts.merged(noted)) for id in ids}
 
     def _single(self, request: Mapping[str, Any], job: RunJob, stage: Stage) -> Outcome:
         with self._turn():
@@ -223,6 +233,14 @@ class MeasuringWorker:
             self._lock = lock_path(int(self.device))
         with turn(self._lock, self._on_wait):
             yield
+
+    @contextlib.contextmanager
+    def _silence(self) -> Iterator[str]:
+        if self.device == "host":
+            yield ""
+            return
+        with silence(on_wait=self._on_wait) as beside:
+            yield beside
 
     @property
     def pid(self) -> int | None:

@@ -1,23 +1,30 @@
-"""The final's schedule: heat, alternating rounds, and windows taken again after throttling. No GPU code.
+"""The final's schedule: heat, rounds in changing order, windows taken again after throttling. No GPU code.
 
-In every round each finalist is timed once; odd rounds run backwards, so that a clock
-that drifts meets all alike. The windows of one round are what the choice pairs.
+In every round each finalist that still races is timed once. The order is drawn anew for every two
+rounds, the second of which runs backwards: a clock that drifts meets all alike, and nobody
+keeps its neighbours. The windows of one round are what the choice pairs (see sequential).
 """
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tunekit.errors import UserError
 from tunekit.measure.gpu_state import GpuState
 from tunekit.measure.job import positive_int
+from tunekit.measure.protocol import CACHES, DEFAULT_CACHE, Cache
+from tunekit.measure.sequential import DEFAULT_CONFIDENCE, DEFAULT_MARGIN, LOOKS
 from tunekit.measure.statistics import usable
 from tunekit.model import Value, Values
 
-DEFAULT_ROUNDS = 16
+# The most rounds and seconds of a final that can't be decided earlier.
+DEFAULT_ROUNDS = LOOKS[-1]
+DEFAULT_SECONDS = 120.0
 MAX_RETAKES = 4
 HEAT_MIN_S = 0.3
 HEAT_MAX_S = 3.0
@@ -55,21 +62,54 @@ class Taken:
         return Values(found).merged(self.state.values())
 
 
+@dataclass(frozen=True)
+class Rules:
+    """How a final is held, as plain values: its budget, what is in the L2 cache, the test, and who is not dropped."""
+
+    rounds: int = DEFAULT_ROUNDS
+    seconds: float = DEFAULT_SECONDS
+    cache: Cache = DEFAULT_CACHE
+    margin: float = DEFAULT_MARGIN
+    confidence: float = DEFAULT_CONFIDENCE
+    protected: tuple[str, ...] = ()
+
+    def checked(self) -> Rules:
+        """These rules.
+
+        Raises:
+            UserError: one that is none.
+        """
+        even_rounds(self.rounds)
+        if self.cache not in CACHES:
+            raise UserError(f"unknown cache '{self.cache}' (known: {', '.join(CACHES)})")
+        for name, value, most in (
+            ("seconds", self.seconds, math.inf),
+            ("margin", self.margin, 1.0),
+            ("confidence", self.confidence, 1.0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < most):
+                raise UserError(f"{name} of the final is {value!r}; it must be a number above 0 and below {most:g}")
+        return self
+
+
 def even_rounds(rounds: object) -> int:
-    """`rounds` as an even count, so that both directions come equally often.
+    """`rounds` as an even count, so that both directions come equally often, within what the looks allow.
 
     Raises:
-        UserError: it is no even int from 2.
+        UserError: it is no even int from 2, or more than the last look.
     """
     count = positive_int("rounds", rounds, least=2)
     if count % 2:
         raise UserError(f"rounds is {count}; it must be even: finalists run forwards and backwards equally often")
+    if count > LOOKS[-1]:
+        raise UserError(f"rounds is {count}; a final has {LOOKS[-1]} at most, over which its error is shared out")
     return count
 
 
 def order(count: int, round_index: int) -> list[int]:
-    """The order in which `count` finalists run in a round: forwards, then backwards, by turns."""
+    """The order in which `count` finalists run in a round: a random one, then the same backwards; always the same."""
     forwards = list(range(count))
+    random.Random(round_index // 2).shuffle(forwards)
     return forwards[::-1] if round_index % 2 else forwards
 
 
@@ -99,37 +139,70 @@ def heat(
     return 0.0
 
 
+# Told each finalist's samples of all complete rounds, it names those that race on: nobody, once it is decided.
+Decide = Callable[[Mapping[str, Sequence[float]]], Collection[str]]
+
+
 def race(
     contestants: Sequence[Contestant],
     rounds: int,
+    decide: Decide | None = None,
     *,
+    max_s: float = float("inf"),
     max_retakes: int = MAX_RETAKES,
     pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Taken]:
-    """All windows of a final, the rejected ones too, in the order taken.
+    """All windows of a final of at most `rounds` rounds and about `max_s` seconds, the rejected ones too, as taken.
+
+    `decide` is asked at each look (see sequential); without it all rounds are run by all.
 
     A window that was throttled, or gave no time, is taken again up to `max_retakes`
     times, after growing pauses. Where that fails the whole round is rejected: rounds
-    are compared as pairs, so all finalists keep the same ones.
+    are compared as pairs, so all that race in one keep it or none does.
     """
     taken: list[Taken] = []
+    racing, complete, until = list(contestants), 0, clock() + max_s
     for round_index in range(rounds):
-        this_round: list[Taken] = []
-        complete = True
-        for index in order(len(contestants), round_index):
-            for attempt in range(1 + max_retakes):
-                if attempt:
-                    pause(0.05 * 2**attempt)
-                us, state = contestants[index].take()
-                rejected = _rejected(us, state)
-                this_round.append(Taken(contestants[index].id, round_index, us, state, rejected))
-                if not rejected:
-                    break
-            else:
-                complete = False
-                break
-        taken += this_round if complete else [_with_reason(window, "round incomplete") for window in this_round]
+        this_round, whole = _round(racing, round_index, max_retakes, pause)
+        taken += this_round if whole else [_with_reason(window, "round incomplete") for window in this_round]
+        complete += whole
+        if whole and decide and complete in LOOKS:
+            left = set(decide(samples(taken)))
+            racing = [contestant for contestant in racing if contestant.id in left]
+            if racing:
+                racing[0].take()  # deciding takes milliseconds, in which the GPU idles
+        if not racing or (clock() > until and round_index % 2):
+            break
     return taken
+
+
+def samples(taken: Sequence[Taken]) -> dict[str, list[float]]:
+    """The times that count, by finalist, one a complete round."""
+    found: dict[str, list[float]] = {}
+    for window in taken:
+        if not window.rejected:
+            found.setdefault(window.id, []).append(window.us)
+    return found
+
+
+def _round(
+    racing: Sequence[Contestant], round_index: int, max_retakes: int, pause: Callable[[float], None]
+) -> tuple[list[Taken], bool]:
+    """The windows of one round, and whether each finalist has one that counts."""
+    taken: list[Taken] = []
+    for index in order(len(racing), round_index):
+        for attempt in range(1 + max_retakes):
+            if attempt:
+                pause(0.05 * 2**attempt)
+            us, state = racing[index].take()
+            rejected = _rejected(us, state)
+            taken.append(Taken(racing[index].id, round_index, us, state, rejected))
+            if not rejected:
+                break
+        else:
+            return taken, False
+    return taken, True
 
 
 def _rejected(us: float, state: GpuState) -> str:

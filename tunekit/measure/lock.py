@@ -32,7 +32,7 @@ def turn(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
         UserError: the lock file can't be made or opened.
     """
     try:
-        handle = _open(path)
+        handle = open_lock(path)
     except OSError as error:
         raise UserError(f"can't take turns on the GPU: {path}: {error.strerror or error}") from error
     try:
@@ -47,7 +47,7 @@ def turn(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[N
         os.close(handle)
 
 
-def _open(path: Path) -> int:
+def open_lock(path: Path) -> int:
     """A handle on the lock file, made where it is missing.
 
     An existing file is opened without O_CREAT: in a sticky directory Linux refuses

@@ -1,15 +1,21 @@
 """How a time was taken, as one string. Times under different protocols are never compared.
 
-``final/1 cuda_graph cold_l2 random default_clocks`` reads, word by word:
+``final/2 cuda_graph flush_l2 random default_clocks`` reads, word by word:
 
 stage/version
     ``search`` (cheap, while searching) or ``final`` (careful, decides a winner), and the
     version of the measuring code. The version grows with each change that moves times.
+    1: ``cold_l2`` was rotation or, where the arguments were too small for that, a flush.
 method
     ``cuda_graph``: calls replayed from one CUDA graph. ``events``: a pair of CUDA events
-    around each call. ``perf_counter``: the host's clock around calls of a CPU kernel.
+    around each call. ``perf_counter``: the host's clock around calls of a CPU kernel. What
+    the method itself adds is measured and taken off (fact ``host_us``).
 cache
-    ``cold_l2``: no argument lies in the L2 cache when a call begins. ``warm``: it may.
+    ``flush_l2``: 4 L2 sizes of other memory are read before each call: its arguments, its code and
+    its constants lie in no cache, as where other kernels run between two of its calls.
+    ``rotate_l2``: calls rotate over so many copies of the arguments that these lie in no
+    cache; code, constants and page tables may, as in a loop over one kernel.
+    ``warm``: all may lie in the cache.
 data
     ``random``: standard normal. ``spec_inputs``: the spec's own generator.
 clocks
@@ -21,17 +27,19 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-VERSION = 1
+VERSION = 2
 
 Stage = Literal["search", "final"]
 Method = Literal["cuda_graph", "events", "perf_counter"]
+Cache = Literal["flush", "rotate", "warm"]
+CACHES: dict[Cache, str] = {"flush": "flush_l2", "rotate": "rotate_l2", "warm": "warm"}
+DEFAULT_CACHE: Cache = "flush"
 
 
-def protocol(stage: Stage, method: Method, *, cold: bool, own_inputs: bool, clocks: str) -> str:
+def protocol(stage: Stage, method: Method, *, cache: Cache, own_inputs: bool, clocks: str) -> str:
     """The protocol's string; `clocks` comes from :func:`clocks_word`."""
-    cache = "cold_l2" if cold else "warm"
     data = "spec_inputs" if own_inputs else "random"
-    return f"{stage}/{VERSION} {method} {cache} {data} {clocks}"
+    return f"{stage}/{VERSION} {method} {CACHES[cache]} {data} {clocks}"
 
 
 def clocks_word(policy: str | None) -> str:
@@ -45,3 +53,14 @@ def clocks_word(policy: str | None) -> str:
 def is_current(text: str, stage: Stage) -> bool:
     """Whether a protocol is this version's for `stage`, whatever its method and clocks."""
     return text.partition(" ")[0] == f"{stage}/{VERSION}"
+
+
+def searched_alike(text: str, cache: Cache) -> bool:
+    """Whether a search's time by protocol `text` may stand beside those of a search with `cache` now.
+
+    A search flushes for ``rotate`` as for ``flush``; the host has no cache mode.
+    """
+    words = text.split()
+    if not is_current(text, "search") or len(words) < 3:
+        return False
+    return words[1] == "perf_counter" or (words[2] == CACHES["warm"]) == (cache == "warm")

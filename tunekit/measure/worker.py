@@ -22,6 +22,7 @@ from tunekit.backends.load import load_artifact
 from tunekit.errors import SpecError, TunekitError, UserError
 from tunekit.measure.bench import Bench, Loaded, WrongInFinal
 from tunekit.measure.device import Device, first_line, is_out_of_memory
+from tunekit.measure.final import Rules
 from tunekit.measure.job import OUT_OF_MEMORY, RunJob
 from tunekit.measure.verify import Verifier
 from tunekit.model import Outcome, Stage, Status, Values, to_json
@@ -125,7 +126,7 @@ class Worker:
     def _one(self, request: Mapping[str, Any], job: RunJob) -> Outcome:
         loaded = self._load(job)
         if request["kind"] == "time":
-            return self._bench.time(loaded, request["repetitions"], request["warmup"], request["cold"])
+            return self._bench.time(loaded, request["repetitions"], request["warmup"], request["cache"])
         id = job.variant.id
         return self._verifier.verify(
             job.spec,
@@ -139,8 +140,11 @@ class Worker:
         )
 
     def _final(self, request: Mapping[str, Any], jobs: list[RunJob]) -> dict[str, Outcome]:
+        fields = request["rules"]
+        rules = Rules(**{**fields, "protected": tuple(fields["protected"])})
+
         def action() -> dict[str, Outcome]:
-            return self._bench.final([self._load(job) for job in jobs], request["rounds"], request["cold"])
+            return self._bench.final([self._load(job) for job in jobs], rules)
 
         result = self._guarded({job.variant.id: job for job in jobs}, Stage.MEASURE, action)
         if isinstance(result, tuple):

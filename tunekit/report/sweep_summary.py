@@ -39,17 +39,27 @@ def verdict(problem: ProblemReport) -> str:
 
 
 def winner_text(winner: Winner) -> str:
-    """``12.34 us +- 0.05 us over 50 samples, 3.1 % ahead of <id>``."""
+    """``12.34 us +- 0.05 us over 14 samples, 3.1 % ahead of <id> (99.2 % sure)``; or what it ties with."""
     text = f"{winner.median_us:.2f} us +- {winner.spread_us:.2f} us over {winner.samples} samples"
     if winner.runner_up and winner.margin is not None:
         side = "ahead of" if winner.margin >= 0 else "behind"
         text += f", {abs(winner.margin) * 100:.1f} % {side} {winner.runner_up}"
+    others = _few([tied for tied in winner.tied if tied != winner.variant.id])
+    if winner.outcome == "undecided":
+        return f"{text}; undecided within its budget" + (f": it may be no faster than {others}" if others else "")
     if winner.confidence is not None:
-        text += f" ({winner.confidence * 100:.1f} % sure by {winner.method})"
-    others = [tied for tied in winner.tied if tied != winner.variant.id]
-    if others:
-        text += f"; a tie with {', '.join(others)}"
-    return text
+        text += f" ({_percent(winner.confidence)} sure)"
+    return f"{text}; a tie with {others}" if others else text
+
+
+def _few(ids: Sequence[str]) -> str:
+    """``a, b``; of more than four, the first three and how many more there are."""
+    return ", ".join(ids) if len(ids) <= 4 else f"{', '.join(ids[:3])} and {len(ids) - 3} more"
+
+
+def _percent(share: float) -> str:
+    """``95 %``, ``99.3 %``; never 100 %."""
+    return f"{min(100 * share, 99.9):.3g} %"
 
 
 def _print_rows(problem: ProblemReport, out: Printer) -> None:

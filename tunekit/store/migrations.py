@@ -112,7 +112,13 @@ def libraries(db: Any) -> None:
     db["winners"].add_column("library", str)
 
 
-STEPS: tuple[Step, ...] = (sweeps_and_environments, trials, winners, known_bad, windows, libraries)
+def decisions(db: Any) -> None:
+    """Of a winner: how its final ended, after how many rounds, which final, and how many cases verified it."""
+    for name, kind in (("outcome", str), ("rounds", int), ("cases", int), ("final", str)):
+        db["winners"].add_column(name, kind)
+
+
+STEPS: tuple[Step, ...] = (sweeps_and_environments, trials, winners, known_bad, windows, libraries, decisions)
 
 
 def check_ours(db: Any, path: object, steps: Sequence[Step] = STEPS) -> int:

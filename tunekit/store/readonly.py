@@ -19,7 +19,7 @@ from tunekit.store.rows import RowError, environment_of
 T = TypeVar("T")
 log = logging.getLogger("tunekit")
 
-SCHEMA = 6  # the schema that this tunekit reads: as many as there are migrations (a test compares)
+SCHEMA = 7  # the schema that this tunekit reads: as many as there are migrations (a test compares)
 APPLICATION_ID = 0x54554E45
 
 

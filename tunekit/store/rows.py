@@ -37,6 +37,7 @@ WINNER_COLUMNS = (
     *VARIANT_COLUMNS,
     *("problem", "bucket", "protocol", "artifact", "symbol", "median_us", "spread_us", "samples"),
     *("runner_up", "margin", "confidence", "method", "tied", "source", "library"),
+    *("outcome", "rounds", "cases", "final"),
 )
 TRIAL_COLUMNS = (
     *VARIANT_COLUMNS,
@@ -203,6 +204,10 @@ def winner_row(winner: Winner) -> dict[str, Any]:
         "bucket": dump(winner.bucket, "bucket"),
         "tied": dump([text(item, "tied") for item in winner.tied], "tied"),
         "library": text(winner.library, "library") or None,
+        "outcome": text(winner.outcome, "outcome") or None,
+        "rounds": optional_count(winner.rounds, "rounds"),
+        "cases": optional_count(winner.cases, "cases"),
+        "final": text(winner.final, "final") or None,
         **_winner_fields(lambda name: getattr(winner, name)),
     }
 
@@ -239,6 +244,10 @@ def winner_of(row: Row, environment: Environment) -> Winner:
         environment=environment,
         tied=tuple(text(item, "tied") for item in tied),
         library=optional_text(row.get("library"), "library") or "",  # schema 5 has none
+        outcome=optional_text(row.get("outcome"), "outcome") or "",  # schema 6 has neither this nor the rest
+        rounds=optional_count(row.get("rounds"), "rounds"),
+        cases=optional_count(row.get("cases"), "cases"),
+        final=optional_text(row.get("final"), "final") or "",
         **_winner_fields(row.__getitem__),
     )
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tunekit.compiling import Unit
-from tunekit.measure import OUT_OF_MEMORY, SEEDS, Decision, MeasuringWorker, RunJob, choose
-from tunekit.measure.protocol import is_current
+from tunekit.jobs import Pool
+from tunekit.measure import OUT_OF_MEMORY, SEEDS, Decision, MeasuringWorker, Rules, RunJob
+from tunekit.measure.plausible import implausible
+from tunekit.measure.protocol import Cache, is_current, searched_alike
+from tunekit.measure.record import decide_again, noted
 from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
@@ -15,9 +21,10 @@ from tunekit.store.database import Store
 from tunekit.store.standing import classify, comparable
 from tunekit.sweep.options import Target
 
-FINALISTS = 4
-# A variant that the search timed at over this many times the leader can't win the final.
-FINAL_MARGIN = 1.15
+# The search's timing is cheap and misranks: so many go on, of those within this ratio of its leader. Whoever is
+# clearly worse leaves the final after a few rounds.
+FINALISTS = 10
+FINAL_MARGIN = 1.25
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Measurer:
     sweep: int
     resume: bool
     retry_failed: bool
+    rules: Rules = field(default_factory=Rules)
+    pool: Pool | None = None  # whose compiles pause during a final
     full: bool = True  # verify under several seeds and at every edge, not one draw of the problem alone
 
     def earlier(self) -> dict[str, Outcome]:
@@ -63,7 +72,7 @@ class Measurer:
                 continue
             if outcome.ok and outcome.stage is Stage.VERIFY:
                 checked[trial.compile_key] = max(checked.get(trial.compile_key, 0), int(outcome.facts.get("cases", 0)))
-            timed = outcome.ok and outcome.stage is Stage.MEASURE and is_current(trial.protocol, "search")
+            timed = outcome.ok and outcome.stage is Stage.MEASURE and searched_alike(trial.protocol, self.rules.cache)
             own_fault = not outcome.ok and not outcome.windows and not outcome.facts.get(OUT_OF_MEMORY, False)
             if timed or (own_fault and not self.retry_failed):
                 known[trial.compile_key] = outcome
@@ -78,7 +87,11 @@ class Measurer:
         if isinstance(job, Outcome):
             return job
         verified = self._kept(unit, self.worker.verify(job, seeds=SEEDS if self.full else 1, edges=self.full))
-        return self._kept(unit, self.worker.time(job)) if verified.ok else verified
+        if not verified.ok:
+            return verified
+        timed = self._plausible(self.worker.time(job, cache=self.rules.cache), self.rules.cache)
+        cases = verified.facts.only(("cases",))
+        return self._kept(unit, dataclasses.replace(timed, facts=timed.facts.merged(cases)))
 
     def final(
         self, timed: Mapping[str, Timed], incumbent: str | None, default: str | None, note: Callable[[str], None]
@@ -92,24 +105,46 @@ class Measurer:
             return None, "no variant was both right and measured", {}
         note(f"final: {len(racing)} variants take turns")
         jobs = {id: self._job(timed[id].unit) for id in racing}
-        outcomes = self.worker.final([job for job in jobs.values() if isinstance(job, RunJob)])
+        protected = tuple(id for id in dict.fromkeys((incumbent, default)) if id in jobs)
+        rules = dataclasses.replace(self.rules, protected=protected)
+        with self._paused():
+            outcomes = self.worker.final([job for job in jobs.values() if isinstance(job, RunJob)], rules=rules)
+        name = uuid.uuid4().hex
         for id, outcome in outcomes.items():
-            self._kept(timed[id].unit, outcome)
+            record = noted(
+                self._plausible(outcome, self.rules.cache),
+                id,
+                final=name,
+                incumbent=incumbent,
+                default=default,
+                cost=cheapness(timed[id].compiled),
+                margin=rules.margin,
+                confidence=rules.confidence,
+            )
+            outcomes[id] = self._kept(timed[id].unit, record)
+        decision = decide_again(outcomes)
         outcomes |= {id: job for id, job in jobs.items() if isinstance(job, Outcome)}
         failed = {id: outcome for id, outcome in outcomes.items() if not outcome.ok}
-        decision = choose(
-            {id: outcome.samples_us for id, outcome in outcomes.items() if outcome.ok},
-            incumbent=incumbent,
-            default=default,
-            cheaper={id: cheapness(timed[id].compiled) for id in racing},
-        )
         if decision.winner is None:
             reasons = {id: outcome.reason for id, outcome in outcomes.items()} | dict(decision.excluded)
             words = "; ".join(f"{timed[id].unit.variant}: {reason}" for id, reason in reasons.items())
             return None, f"no finalist could be measured: {words}", failed
-        winner = self._winner(decision, decision.winner, timed, outcomes)
+        note(f"final: {outcome_words(decision)}")
+        winner = self._winner(name, decision, decision.winner, timed, outcomes)
         self.store.put_winner(winner)
         return winner, "", failed
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Stop this sweep's compile workers where they are; those of other processes hear of a final themselves."""
+        if self.pool is None:
+            yield
+            return
+        self.pool.pause()
+        try:
+            yield
+        finally:
+            self.pool.resume()
 
     def _job(self, unit: Unit) -> RunJob | Outcome:
         """What the worker is asked; or, where the artifact was collected or damaged meanwhile, a failure to say so."""
@@ -135,9 +170,10 @@ class Measurer:
         return outcome
 
     def _winner(
-        self, decision: Decision, id: str, timed: Mapping[str, Timed], outcomes: Mapping[str, Outcome]
+        self, final: str, decision: Decision, id: str, timed: Mapping[str, Timed], outcomes: Mapping[str, Outcome]
     ) -> Winner:
         unit, standing = timed[id].unit, decision.standings[id]
+        cases = timed[id].measured.facts.get("cases")
         return Winner(
             variant=unit.variant,
             problem=self.problem,
@@ -151,10 +187,39 @@ class Measurer:
             samples=standing.samples,
             runner_up=decision.runner_up,
             margin=decision.margin,
+            confidence=decision.confidence,
             method=decision.method,
             tied=decision.tied,
             library=str(timed[id].compiled.facts.get("library", "")),
+            outcome=decision.outcome,
+            rounds=decision.rounds,
+            cases=None if cases is None else int(cases),
+            final=final,
         )
+
+    def _plausible(self, outcome: Outcome, cache: Cache) -> Outcome:
+        """The outcome, or a failure where its time can't be."""
+        if not outcome.ok or self.spec.cost is None:
+            return outcome
+        cost, gpu = self.spec.cost(self.problem), self.target.environment.gpu
+        why = (
+            implausible(middle(outcome.samples_us), cost, gpu, self.problem, cache) if self.target.arch.is_gpu else None
+        )
+        if why is None:
+            return outcome
+        return dataclasses.replace(outcome, status=Status.LAUNCH_ERROR, reason=why, samples_us=())
+
+
+def outcome_words(decision: Decision) -> str:
+    """How a final ended, in words."""
+    dropped = sum(standing.rounds < decision.rounds for standing in decision.standings.values())
+    left = f"; {dropped} were dropped before" if dropped else ""
+    if decision.outcome == "winner":
+        return f"decided after {decision.rounds} rounds{left}"
+    between = f"{len(decision.tied) or 1} variants"
+    if decision.outcome == "tie":
+        return f"a tie of {between} after {decision.rounds} rounds{left} ({decision.tie_rule})"
+    return f"undecided between {between} after {decision.rounds} rounds, which is the budget{left}"
 
 
 def finalists(samples: Mapping[str, Sequence[float]], always: Iterable[str | None]) -> list[str]:

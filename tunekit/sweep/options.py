@@ -10,6 +10,9 @@ from typing import Literal
 from tunekit.arch import Arch
 from tunekit.environment import environment
 from tunekit.errors import UserError
+from tunekit.measure.final import DEFAULT_ROUNDS, DEFAULT_SECONDS, Rules
+from tunekit.measure.protocol import DEFAULT_CACHE, Cache
+from tunekit.measure.sequential import DEFAULT_CONFIDENCE, DEFAULT_MARGIN
 from tunekit.model import Environment, Value, Values
 from tunekit.space import Expansion, choose_arch, named
 from tunekit.spec import KernelSpec
@@ -25,7 +28,11 @@ class SweepOptions:
     ``auto`` uses a device if it is here and else simulates, ``none`` ends after compiling.
     `cases`: on the device, ``full`` verifies under several seeds and at the edges of every size,
     ``problem`` one draw of the problem itself. `variants` restricts the sweep to those whose ids
-    begin so; each must be there for one of the problems, and for each problem one of them."""
+    begin so; each must be there for one of the problems, and for each problem one of them.
+
+    Of the final: `cache` is what it makes of the L2 cache (see measure.protocol), `margin` the share within
+    which variants count as equal, `confidence` that of its decision, `final_rounds` and
+    `final_seconds` what it may take at most."""
 
     arch: str | None = None
     implementation: str | None = None
@@ -40,6 +47,19 @@ class SweepOptions:
     cases: str = "full"
     device: int = 0
     variants: tuple[str, ...] = ()
+    cache: Cache = DEFAULT_CACHE
+    margin: float = DEFAULT_MARGIN
+    confidence: float = DEFAULT_CONFIDENCE
+    final_rounds: int = DEFAULT_ROUNDS
+    final_seconds: float = DEFAULT_SECONDS
+
+    def rules(self) -> Rules:
+        """How finals are held.
+
+        Raises:
+            UserError: an option of the final that is none.
+        """
+        return Rules(self.final_rounds, self.final_seconds, self.cache, self.margin, self.confidence).checked()
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,8 @@ class ProblemRun:
             run.number,
             resume=options.resume and not options.force,
             retry_failed=options.retry_failed,
+            rules=options.rules(),
+            pool=run.compiler.pool,
             full=options.cases == "full",
         )
 

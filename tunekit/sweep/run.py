@@ -39,6 +39,7 @@ def sweep(
     spec = load_spec(reference)
     target = choose_target(spec, options)
     wanted = complete_problems(spec, problems)
+    options.rules()
     budget = parse_budget(options.budget)
     strategy_name(options.search, 0, budget)
     candidates = {problem: candidates_of(spec, target, problem, options) for problem in wanted}
