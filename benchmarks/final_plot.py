@@ -21,7 +21,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 from tunekit.measure.record import decide_again
-from tunekit.measure.sequential import judge, looks
+from tunekit.measure.sequential import judge, looks, margin_against
 from tunekit.model import Outcome, Trial, Winner
 from tunekit.store.database import read_records
 
@@ -82,7 +82,8 @@ def draw(winner: Winner, trials: list[Trial], out: Path) -> None:
             below.plot([at, at], [100 * compared.low, 100 * compared.high], color=colours[id])
             below.plot(at, 100 * compared.behind, marker="o", markersize=4, color=colours[id])
     below.axhline(0, color="0.5", linewidth=0.8)
-    below.axhspan(-100 * margin, 100 * margin, color="0.92", label=f"within the margin of {100 * margin:g} %")
+    least = 100 * margin_against(samples[ranked[0]], margin)
+    below.axhspan(-least, least, color="0.92", label=f"within the margin of {least:.2g} %")
     below.axvline(len(looks(decision.rounds)) - 1.05, color="0.3", linestyle=":", label=decision.outcome)
     below.set_xticks(range(len(looks(decision.rounds))), [str(rounds) for rounds in looks(decision.rounds)])
     below.set_xlabel("rounds at the look")

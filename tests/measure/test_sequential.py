@@ -45,6 +45,19 @@ def test_the_errors_of_all_looks_and_rivals_sum_up_to_what_is_allowed():
     assert looks(4) == (4,) and looks(14) == (10, 14) and looks(16) == (10, 14, 16) and looks(0) == ()
 
 
+@pytest.mark.parametrize(("base_us", "result"), [(5.0, "tie"), (100.0, "winner")])
+def test_what_processes_differ_by_anyway_decides_nothing(base_us: float, result: str):
+    """2 % of a kernel of 5 us are less than code's and arguments' place moves it by; of one of 100 us they are not."""
+    generator = random.Random(2)
+    taken = {
+        name: [base_us * ratio * generator.gauss(1, 0.002) for _ in range(LOOKS[-1])]
+        for name, ratio in (("fast", 1.0), ("slow", 1.02))
+    }
+    assert judge(taken).result == result
+    chosen = choose(taken, cheaper={"fast": (2.0,), "slow": (1.0,)})
+    assert (chosen.outcome, chosen.winner) == (result, "slow" if result == "tie" else "fast")
+
+
 @pytest.mark.parametrize("noise", MODELS.values(), ids=MODELS)
 def test_decisions_on_simulated_gpus(noise):
     """The figures of benchmarks/decisions.py, in small: found, not lost, not mistaken."""

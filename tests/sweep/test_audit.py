@@ -167,6 +167,6 @@ def test_a_final_is_held_by_its_rules(cache: Cache, monkeypatch: pytest.MonkeyPa
     assert len(rules.protected) == 1, "the default"
     with cache.store() as store:
         (winner,) = store.winners("host_scale", "host")
-    assert winner.rounds <= 20 and "margin 2 %, confidence 90 %" in winner.method
+    assert winner.rounds <= 20 and "margin 2 % or 0.2 us, confidence 90 %" in winner.method
     with pytest.raises(UserError, match="unknown cache"):
         cache.run(SCALE, ROWS, cache="tepid")

@@ -35,6 +35,10 @@ from tunekit.measure.signed_rank import Shift, shift
 
 DEFAULT_MARGIN = 0.01
 DEFAULT_CONFIDENCE = 0.95
+# The margin is this time a call at least, whatever share of a short kernel that is: where code and arguments
+# happen to lie moves a variant by as much from one process to the next, and no round within one process shows it.
+# (H200, 2026-11-30, a kernel of 6 us: two sweeps from empty found two variants apart by 1.2 and by -3.0 %.)
+RESOLUTION_US = 0.2
 # Complete rounds after which the finalists are compared; even, for odd rounds run backwards.
 LOOKS = (10, 14, 20, 28, 40, 56, 80, 112, 160)
 FIRST_SHARE = 0.5
@@ -129,7 +133,7 @@ def judge(
                 found[id] = Comparison("leader", leader, rounds)
                 continue
             apart = shift([own - its for own, its in zip(logs[id][:rounds], logs[leader][:rounds], strict=True)])
-            compared = _compared(apart, leader, rounds, allowed, margin, confidence)
+            compared = _compared(apart, leader, rounds, allowed, margin_against(samples[leader][:rounds], margin), confidence)
             if id in slower:
                 # Protected, it only races on for the record: what was found stays found.
                 compared = _still_slower(compared, found[id])
@@ -142,6 +146,11 @@ def judge(
         if judgement.decided:
             break
     return judgement or Judgement("undecided", "", 0, {}, tuple(samples))
+
+
+def margin_against(leader_us: Sequence[float], margin: float) -> float:
+    """The margin to a leader with these times: `margin`, or what `RESOLUTION_US` is of them, if that is more."""
+    return max(margin, RESOLUTION_US / statistics.median(leader_us))
 
 
 def _racing(

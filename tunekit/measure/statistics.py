@@ -22,7 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunekit.measure.sequential import DEFAULT_CONFIDENCE, DEFAULT_MARGIN, Comparison, Judgement, Result, judge
+from tunekit.measure.sequential import (
+    DEFAULT_CONFIDENCE,
+    DEFAULT_MARGIN,
+    RESOLUTION_US,
+    Comparison,
+    Judgement,
+    Result,
+    judge,
+    margin_against,
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ def choose(
     if not judged.leader:
         return Decision(None, method=method, excluded=excluded)
     standings = {name: _standing(timed[name], judged.comparisons[name]) for name in timed if name in judged.comparisons}
-    left = _left(judged, margin)
+    left = _left(judged, margin_against(timed[judged.leader][: judged.rounds], margin))
     winner, rule = _break_tie(left, judged.leader, standings, incumbent, default, cheaper or {})
     others = [name for name in standings if name != winner]
     runner_up = min(others, key=lambda name: (standings[name].behind, name)) if others else None
@@ -135,7 +144,10 @@ def choose(
 
 def method_words(margin: float, confidence: float) -> str:
     """The test in words, as a winner's record keeps it."""
-    return f"signed-rank intervals of paired rounds, margin {100 * margin:g} %, confidence {100 * confidence:g} %"
+    return (
+        f"signed-rank intervals of paired rounds, margin {100 * margin:g} % or {RESOLUTION_US:g} us, "
+        f"confidence {100 * confidence:g} %"
+    )
 
 
 def _rule_words(rule: str, result: Result) -> str:
