@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from tunekit.errors import UserError
 from tunekit.model import Variant
 from tunekit.search.protocol import Budget, Strategy, Told
+from tunekit.search.surrogate import Surrogate
 
 
 class Exhaustive:
@@ -94,18 +95,18 @@ class Tpe:
 
 
 STRATEGIES: dict[str, Callable[[Sequence[Variant], int], Strategy]] = {
-    strategy.name: strategy for strategy in (Exhaustive, Random, Tpe)
+    strategy.name: strategy for strategy in (Exhaustive, Random, Tpe, Surrogate)
 }
 
 
 def strategy_name(asked: str, candidates: int, budget: Budget) -> str:
-    """The strategy to use; ``auto`` is exhaustive where the budget covers the space, else TPE.
+    """The strategy to use; ``auto`` is exhaustive where the budget covers the space, else the surrogate.
 
     Raises:
         UserError: an unknown name.
     """
     if asked == "auto":
-        return "exhaustive" if budget.seconds is None and budget.left(0) >= candidates else "tpe"
+        return "exhaustive" if budget.seconds is None and budget.left(0) >= candidates else "surrogate"
     if asked not in STRATEGIES:
         raise UserError(f"unknown search '{asked}' (known: auto, {', '.join(STRATEGIES)})")
     return asked
