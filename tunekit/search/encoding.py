@@ -1,16 +1,15 @@
 """What a search sees of its candidates: codes, distances between values, neighbours.
 
 Each candidate is a row of integer codes, one a coordinate. The coordinates are
-the implementation, the tunables, and the products of neighbouring numeric
-tunables: a kernel's speed often follows a product (threads are block_x times
-block_y, work per thread tile_x times tile_y), and authors declare the factors
-side by side. Only the first `tunables` coordinates say what is a neighbour.
+the implementation, the tunables, and products of two sizes: a kernel's speed
+often follows a product (threads are block_x times block_y, work per thread
+tile_x times tile_y), and authors declare the factors side by side, so the sizes
+are taken two by two in the order declared. Only the first `tunables` coordinates say what is a neighbour.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -28,10 +27,14 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Coordinate:
-    """A coordinate's name and the distances between its values, from 0 to 1."""
+    """A coordinate's name and the distances between its values, from 0 to 1: all 1 where they have no order."""
 
     name: str
     distance: Floats
+
+    @property
+    def ordered(self) -> bool:
+        return bool(((self.distance > 0) & (self.distance < 1)).any())
 
 
 class Space(Sequence[Variant]):
@@ -83,7 +86,7 @@ class Space(Sequence[Variant]):
         count = len(columns)
         numeric = [(name, np.log([float(x) for x in column])) for name, column in columns if _sizes(column)]
         encoded = [(name, *_encode(column)) for name, column in columns]
-        for (first, left), (second, right) in itertools.pairwise(numeric):
+        for (first, left), (second, right) in zip(numeric[::2], numeric[1::2]):  # noqa: B905 - an odd last one has no pair
             encoded.append((f"{first} * {second}", *_encode_logs(np.round(left + right, 9))))
         codes = np.array([codes for _, codes, _ in encoded], dtype=np.int16).reshape(len(encoded), len(self)).T
         return np.ascontiguousarray(codes), tuple(Coordinate(name, d) for name, _, d in encoded), count

@@ -47,16 +47,19 @@ class Told:
 
 
 class Strategy(Protocol):
-    """One search over a fixed set of candidates."""
+    """One search over a fixed set of candidates, each of them valid.
+
+    What it has proposed or was told of, it doesn't propose again. `tests/search` holds every strategy to that.
+    """
 
     @property
     def name(self) -> str: ...
 
     def ask(self, most: int) -> list[Variant]:
-        """Up to `most` candidates not proposed before; empty when none is left."""
+        """Up to `most` candidates not proposed or told before; empty when none is left."""
 
     def tell(self, results: Sequence[Told]) -> None:
-        """The outcomes of proposed candidates, in the order proposed.
+        """The outcomes of candidates, proposed or not, in a fixed order; a second outcome of one changes nothing.
 
         A failure teaches that the point fails; it never counts as slow or fast.
         """

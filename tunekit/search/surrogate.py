@@ -38,8 +38,8 @@ FIT_AT_MOST = 240
 HELD = 600
 # Open candidates that are compared: 16,384 x 400 results take 5 ms a proposal.
 POOL = 16_384
-# Every third proposal is a neighbour of the best: it finds what the model smooths over.
-LOCAL = 3
+# Every fourth proposal is a neighbour of the best: it finds what the model smooths over.
+LOCAL = 4
 
 
 class Surrogate:
