@@ -66,18 +66,16 @@ def test_bad_budgets_are_refused_in_a_line(text: str) -> None:
 
 
 def test_failures_teach_the_surrogate_the_constraint() -> None:
-    """Case 66: two thirds of the space fail by a rule; the surrogate meets fewer failures than chance would."""
+    """Case 66: five eighths of a rugged space fail by a rule; the surrogate soon leaves that part alone."""
     candidates = space(8, 8, 8)
 
     def outcome(variant) -> Told:
-        a, b = (int(variant.tunables[name]) for name in "ab")
-        return Told(variant, None, Status.COMPILE_ERROR) if a + b > 5 else Told(variant, 100.0 - 5 * (a + b))
+        if int(variant.tunables["a"]) > 2:
+            return Told(variant, None, Status.COMPILE_ERROR)
+        return Told(variant, 50.0 + int(variant.id[:4], 16) % 50)
 
-    share = sum(outcome(v).failed for v in candidates) / len(candidates)
     asked = [run("surrogate", candidates, 60, outcome=outcome, seed=seed) for seed in range(3)]
-    met = statistics.mean(sum(outcome(v).failed for v in each) / 60 for each in asked)
-    assert met < 0.6 * share
-    assert all(min(outcome(v).time_us or 1e9 for v in each) == 75.0 for each in asked)
+    assert statistics.mean(outcome(v).failed for each in asked for v in each[30:]) < 0.5 * 5 / 8
 
 
 def test_sizes_have_a_product_and_an_order_names_have_none() -> None:

@@ -74,10 +74,6 @@ class Posterior:
         """The variance of each candidate of the pool, the signal's being 1."""
         return np.maximum(self._variance, np.float32(1e-8))
 
-    def similarity(self, code: NDArray[np.int16]) -> Singles:
-        """The covariance of each candidate of the pool with one."""
-        return self._between(_columns(code[None, :]), self._pool)[0]
-
     def _between(self, left: Columns, right: Columns) -> Singles:
         product = np.ones((len(left[0]), len(right[0])), np.float32)
         for table, a, b in zip(self._tables, left, right, strict=True):
@@ -89,8 +85,8 @@ class Posterior:
         for name in ("_measured", "_rows"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
-        inverse = np.zeros((2 * n, 2 * n))
-        inverse[:n, :n] = self._inverse
+        inverse = np.zeros((len(self._rows), len(self._rows)))
+        inverse[:n, :n] = self._inverse[:n, :n]
         self._inverse = inverse
 
 

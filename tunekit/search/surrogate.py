@@ -8,19 +8,20 @@ space); each `LOCAL`-th is chosen among the neighbours of the best candidate
 that has an open one. Candidates that are out count as measured, without a
 result, so that a batch spreads.
 
-A failure is in no mean: it lowers the chance of what is similar to it.
+A failure has no time, so it is in no mean. What fails is learned by itself: a
+second process, with a covariance of its own, over "ran" and "failed".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunekit.model import Variant
-from tunekit.search.encoding import Floats, Space
+from tunekit.search.encoding import Codes, Floats, Space
 from tunekit.search.kernel import Covariance
 from tunekit.search.posterior import Posterior
 from tunekit.search.protocol import Told
@@ -38,6 +39,8 @@ FIT_AT_MOST = 240
 HELD = 600
 # Open candidates that are compared: 16,384 x 400 results take 5 ms a proposal.
 POOL = 16_384
+# What surely fails is tried last, in the order of its gain.
+LEAST_CHANCE = 1e-3
 # Every fourth proposal is a neighbour of the best: it finds what the model smooths over.
 LOCAL = 4
 
@@ -57,6 +60,7 @@ class Surrogate:
         self._out: list[int] = []
         self._proposed = 0
         self._covariance: Covariance | None = None
+        self._failing: Covariance | None = None
         self._fit_at = FITTED_FROM
         self._fits = 0
         self._view: _View | None = None
@@ -124,7 +128,8 @@ class Surrogate:
     def _current(self) -> _View:
         """The view of the pool after all that was told."""
         told = len(self._times) + len(self._failed)
-        if self._view is None or told >= self._fit_at or (self._view.partial and self._best() not in self._view.known):
+        unlearned = bool(self._failed) and self._view is not None and self._view.runs is None
+        if self._view is None or unlearned or told >= self._fit_at or (self._view.partial and self._best() not in self._view.known):
             self._refit(told)
         view = self._view
         if view is None:  # pragma: no cover - made by the line above
@@ -146,8 +151,19 @@ class Surrogate:
             self._fits += 1
             self._fit_at = told + max(1, int(GROWTH * told))
         held = self._some(HELD)
+        if self._failed:
+            self._fit_failing()
         pool, partial = self._pool()
-        self._view = _View(self._space, self._covariance, pool, held, partial)
+        self._view = _View(self._space, (self._covariance, self._failing), pool, held, partial)
+
+    def _fit_failing(self) -> None:
+        """Fit which candidates run: on as many failures as successes, the latest of each."""
+        least = FIT_AT_MOST // 2
+        sample = [*list(self._times)[-least:], *self._failed[-least:]]
+        ran = np.array([number in self._times for number in sample], dtype=float)
+        start = self._failing or Covariance.prior([each.distance for each in self._space.coordinates])
+        values = (ran - ran.mean()) / max(float(ran.std()), 1e-12)
+        self._failing = start.fitted(self._space.codes[sample], values, STEPS[1]) if len(sample) > MEASURED else start
 
     def _some(self, most: int) -> list[int]:
         """The measured candidates, or the best half of `most` and others at random, in the order told."""
@@ -172,22 +188,26 @@ class Surrogate:
 
 
 class _View:
-    """One pool under one covariance, kept up to date until the next fit."""
+    """One pool under fitted covariances, kept up to date until the next fit."""
 
     def __init__(
-        self, space: Space, covariance: Covariance, pool: NDArray[np.intp], held: list[int], partial: bool
+        self,
+        space: Space,
+        covariances: tuple[Covariance, Covariance | None],
+        pool: NDArray[np.intp],
+        held: list[int],
+        partial: bool,
     ) -> None:
         self.pool, self.partial = pool, partial
         self.known = list(held)
         self._codes = space.codes
-        self._posterior = Posterior(covariance, self._codes[pool], self._codes[held])
-        self._ran = np.ones(len(pool), np.float32)  # one success everywhere: nothing fails until something did
-        self._fell = np.zeros(len(pool), np.float32)
-        self._weighed: set[int] = set()
+        timing, failing = covariances
+        self._posterior = Posterior(timing, self._codes[pool], self._codes[held])
+        self.runs = None if failing is None else _Runs(failing, self._codes, pool)
         self._out: list[int] = []
         self._left_out: set[int] | None = None
 
-    def update(self, times: dict[int, float], failed: Iterable[int], is_open: NDArray[np.bool_]) -> None:
+    def update(self, times: dict[int, float], failed: Sequence[int], is_open: NDArray[np.bool_]) -> None:
         """Take in the results that are new since the last time."""
         self._posterior.forget(len(self.known))
         self._out = []
@@ -202,15 +222,7 @@ class _View:
         self._mean, self._scale = self._posterior.mean(values)
         self._least = float(values.min())
         self._open = is_open
-        failed = list(failed)
-        if failed:
-            for number in {*times, *failed} - self._weighed:
-                near = self._posterior.similarity(self._codes[number]) ** 2
-                if number in times:
-                    self._ran += near
-                else:
-                    self._fell += near
-                self._weighed.add(number)
+        self._chance = self.runs.chance(times, failed) if self.runs else np.ones(len(self.pool), np.float32)
 
     def gain(self, out: Sequence[int]) -> Floats:
         """The expected improvement of each candidate of the pool; -1 where it is not open."""
@@ -221,8 +233,28 @@ class _View:
         deviation = np.sqrt(self._posterior.variance() * self._scale)
         z = (self._least - self._mean) / deviation
         gain = deviation * (z * _below(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
-        gain *= self._ran / (self._ran + self._fell)
+        gain *= self._chance
         return np.where(self._open[self.pool], gain, -1.0)
+
+
+class _Runs:
+    """The chance that each candidate of a pool runs at all."""
+
+    def __init__(self, covariance: Covariance, codes: Codes, pool: NDArray[np.intp]) -> None:
+        self._codes = codes
+        self._known: list[int] = []
+        self._posterior = Posterior(covariance, codes[pool], codes[:0])
+
+    def chance(self, times: Mapping[int, float], failed: Sequence[int]) -> NDArray[np.float32]:
+        seen = set(self._known)
+        for number in [*list(times)[-HELD:], *failed[-HELD:]]:
+            if number not in seen:
+                self._posterior.add(self._codes[number])
+                self._known.append(number)
+        ran = np.array([number in times for number in self._known], dtype=float)
+        share = (ran.sum() + 1) / (len(ran) + 1)  # one success more than seen: nothing fails until something did
+        mean, _ = self._posterior.mean(ran - share)
+        return np.clip(mean + np.float32(share), LEAST_CHANCE, 1.0).astype(np.float32)
 
 
 def standardised(times: Sequence[float]) -> Floats:
