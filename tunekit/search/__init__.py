@@ -3,4 +3,13 @@
 from tunekit.search.protocol import Budget, Strategy, Told, parse_budget
 from tunekit.search.strategies import STRATEGIES, choose_strategy, make_strategy, strategy_name
 
-__all__ = ["STRATEGIES", "Budget", "Strategy", "Told", "choose_strategy", "make_strategy", "parse_budget", "strategy_name"]
+__all__ = [
+    "STRATEGIES",
+    "Budget",
+    "Strategy",
+    "Told",
+    "choose_strategy",
+    "make_strategy",
+    "parse_budget",
+    "strategy_name",
+]

@@ -42,7 +42,7 @@ class Space(Sequence[Variant]):
 
     def __init__(self, candidates: Iterable[Variant]) -> None:
         self._variants = list({variant.id: variant for variant in candidates}.values())
-        self.index = {variant.id: number for number, variant in enumerate(self._variants)}
+        self.place = {variant.id: number for number, variant in enumerate(self._variants)}
 
     def __len__(self) -> int:
         return len(self._variants)
@@ -75,7 +75,8 @@ class Space(Sequence[Variant]):
         """The candidates, of those marked in `among`, that differ from one in a single tunable."""
         open_ = np.flatnonzero(among)
         base = self.codes[:, : self.tunables]
-        return open_[(base[open_] != base[of]).sum(axis=1) == 1]
+        near: NDArray[np.intp] = open_[(base[open_] != base[of]).sum(axis=1) == 1]
+        return near
 
     @functools.cached_property
     def _encoded(self) -> tuple[Codes, tuple[Coordinate, ...], int]:

@@ -46,7 +46,7 @@ class Covariance:
     def tables(self) -> list[Floats]:
         """For each coordinate the factor of each pair of its values."""
         lengths, shares = _unpacked(self.parameters, len(self.distances))
-        return [1 - r + r * np.exp(-d / l) for d, l, r in zip(self.distances, lengths, shares, strict=True)]
+        return [1 - r + r * np.exp(-d / length) for d, length, r in zip(self.distances, lengths, shares, strict=True)]
 
     def fitted(self, codes: Codes, values: Floats, steps: int) -> Covariance:
         """The covariance after so many steps from this one, on measured candidates and their standardised values."""
@@ -68,11 +68,13 @@ class Covariance:
             here = np.clip(here - np.sign(last) * step, low, high)
         return Covariance(self.distances, best)
 
-    def _cost(self, parameters: Floats, pairs: Sequence[tuple[NDArray[np.int16], ...]], values: Floats) -> tuple[float, Floats]:
+    def _cost(
+        self, parameters: Floats, pairs: Sequence[tuple[NDArray[np.int16], ...]], values: Floats
+    ) -> tuple[float, Floats]:
         """The negative log likelihood, the signal's variance profiled out, and its gradient."""
         count, n = len(self.distances), len(values)
         lengths, shares = _unpacked(parameters, count)
-        decays = [np.exp(-d / l) for d, l in zip(self.distances, lengths, strict=True)]
+        decays = [np.exp(-d / length) for d, length in zip(self.distances, lengths, strict=True)]
         factors = [(1 - r + r * e)[pair] for e, r, pair in zip(decays, shares, pairs, strict=True)]
         product = np.ones((n, n))
         for factor in factors:

@@ -60,7 +60,7 @@ class Sampled:
     def tell(self, results: Sequence[Told]) -> None:
         trial = self._optuna.trial
         for result in results:
-            number = self._space.index.get(result.variant.id)
+            number = self._space.place.get(result.variant.id)
             if number is None or number in self._told:
                 continue
             self._open[number] = False

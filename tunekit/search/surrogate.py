@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tunekit.model import Variant
 from tunekit.search.encoding import Codes, Floats, Space
 from tunekit.search.kernel import Covariance
-from tunekit.search.posterior import Posterior
+from tunekit.search.posterior import Posterior, Singles
 from tunekit.search.protocol import Told
 
 # Random candidates before the model has a say; it needs MEASURED times at least.
@@ -77,7 +77,7 @@ class Surrogate:
 
     def tell(self, results: Sequence[Told]) -> None:
         for result in results:
-            number = self._space.index.get(result.variant.id)
+            number = self._space.place.get(result.variant.id)
             if number is None:
                 continue
             self._open[number] = False
@@ -128,19 +128,20 @@ class Surrogate:
     def _current(self) -> _View:
         """The view of the pool after all that was told."""
         told = len(self._times) + len(self._failed)
-        unlearned = bool(self._failed) and self._view is not None and self._view.runs is None
-        if self._view is None or unlearned or told >= self._fit_at or (self._view.partial and self._best() not in self._view.known):
-            self._refit(told)
         view = self._view
-        if view is None:  # pragma: no cover - made by the line above
-            raise RuntimeError("the surrogate has no view")
+        if view is None or told >= self._fit_at or self._outdates(view):
+            self._view = view = self._refit(told)
         view.update(self._times, self._failed, self._open)
         return view
+
+    def _outdates(self, view: _View) -> bool:
+        """Whether there is a first failure, or a new best whose neighbours a partial pool may lack."""
+        return (bool(self._failed) and view.runs is None) or (view.partial and self._best() not in view.known)
 
     def _best(self) -> int:
         return min(self._times, key=lambda number: self._times[number])
 
-    def _refit(self, told: int) -> None:
+    def _refit(self, told: int) -> _View:
         codes = self._space.codes
         if self._covariance is None:
             self._covariance = Covariance.prior([each.distance for each in self._space.coordinates])
@@ -154,7 +155,7 @@ class Surrogate:
         if self._failed:
             self._fit_failing()
         pool, partial = self._pool()
-        self._view = _View(self._space, (self._covariance, self._failing), pool, held, partial)
+        return _View(self._space, (self._covariance, self._failing), pool, held, partial)
 
     def _fit_failing(self) -> None:
         """Fit which candidates run: on as many failures as successes, the latest of each."""
@@ -245,7 +246,7 @@ class _Runs:
         self._known: list[int] = []
         self._posterior = Posterior(covariance, codes[pool], codes[:0])
 
-    def chance(self, times: Mapping[int, float], failed: Sequence[int]) -> NDArray[np.float32]:
+    def chance(self, times: Mapping[int, float], failed: Sequence[int]) -> Singles:
         seen = set(self._known)
         for number in [*list(times)[-HELD:], *failed[-HELD:]]:
             if number not in seen:
@@ -254,11 +255,12 @@ class _Runs:
         ran = np.array([number in times for number in self._known], dtype=float)
         share = (ran.sum() + 1) / (len(ran) + 1)  # one success more than seen: nothing fails until something did
         mean, _ = self._posterior.mean(ran - share)
-        return np.clip(mean + np.float32(share), LEAST_CHANCE, 1.0).astype(np.float32)
+        chance: Singles = np.clip(mean + np.float32(share), LEAST_CHANCE, 1.0).astype(np.float32)
+        return chance
 
 
 def standardised(times: Sequence[float]) -> Floats:
-    """The times as the model sees them: half their logarithms, half their normal ranks, mean 0 and deviation about 1."""
+    """The times as the model sees them: half logarithms, half normal ranks, of mean 0 and deviation about 1."""
     logs = np.log(np.asarray(times, dtype=float))
     logs = (logs - logs.mean()) / (logs.std() + 1e-12)
     _, place, count = np.unique(times, return_inverse=True, return_counts=True)
@@ -269,8 +271,9 @@ def standardised(times: Sequence[float]) -> Floats:
     return mixed
 
 
-def _below(z: NDArray[np.float32]) -> NDArray[np.float32]:
+def _below(z: Singles) -> Singles:
     """The normal distribution's area below `z`, to 1e-5 (Abramowitz and Stegun, 26.2.16)."""
     t = 1 / (1 + np.float32(0.33267) * np.abs(z))
     tail = np.exp(-0.5 * z * z) * t * (0.4361836 + t * (-0.1201676 + t * 0.9372980)) / np.sqrt(2 * np.pi)
-    return np.where(z > 0, 1 - tail, tail).astype(np.float32)
+    area: Singles = np.where(z > 0, 1 - tail, tail).astype(np.float32)
+    return area

@@ -9,6 +9,7 @@ github.com/AutoTuningAssociation/autotuning_methodology for the format.
 
 from __future__ import annotations
 
+import collections
 import gzip
 import json
 import math
@@ -121,7 +122,9 @@ def import_t4(store: Store, path: Path, kernel: str | None = None, device: str |
     first, _, second = path.name.split(".")[0].rpartition("-")
     kernel, device = kernel or first, device or (second if first else None)
     if not kernel or not device:
-        raise UserError(f"{path.name} doesn't say the kernel and the device (KERNEL-DEVICE.t4.json): give --spec, --arch")
+        raise UserError(
+            f"{path.name} doesn't say the kernel and the device (KERNEL-DEVICE.t4.json): give --spec, --arch"
+        )
     return exchange.import_lines(
         store,
         (
@@ -151,25 +154,31 @@ def _trial(evaluation: Evaluation, kernel: str, device: str) -> Trial:
 def evaluations_of(trials: Iterable[Trial]) -> tuple[Evaluation, ...]:
     """What trials of one spec, architecture and problem say, a variant each: its last time, else its last failure.
 
+    Of several protocols that which timed the most variants counts: the search's, not the final's.
+
     Raises:
-        UserError: they are of several problems or of none, or their times of several protocols.
+        UserError: nothing was evaluated, or for several problems, or on several GPUs.
     """
+    told = [trial for trial in trials if trial.outcome.stage is not Stage.SIMULATE]
+    timed = [trial for trial in told if trial.outcome.ok and trial.outcome.samples_us]
+    for what, found in (
+        ("problems", {str(trial.problem) for trial in timed}),
+        ("GPUs", {str(trial.environment.gpu) for trial in timed}),
+    ):
+        if len(found) > 1:
+            raise UserError(f"a T4 file is of one problem on one GPU; here are {what} {'; '.join(sorted(found))}")
+    counts = collections.Counter(trial.protocol for trial in timed)
+    protocol = max(counts, key=lambda each: counts[each], default="")
     kept: dict[str, Trial] = {}
-    for trial in trials:
-        outcome = trial.outcome
-        if outcome.stage is Stage.SIMULATE or (outcome.ok and not outcome.samples_us):
+    for trial in told:
+        ok = trial.outcome.ok
+        if ok and not (trial.outcome.samples_us and trial.protocol == protocol):
             continue
         there = kept.get(trial.variant.id)
-        if there is None or outcome.ok or not there.outcome.ok:
+        if there is None or ok or not there.outcome.ok:
             kept[trial.variant.id] = trial
     if not kept:
         raise UserError("no evaluation to export: nothing was measured, and nothing failed")
-    for what, found in (
-        ("problems", {str(trial.problem) for trial in kept.values() if trial.outcome.ok}),
-        ("protocols", {trial.protocol for trial in kept.values() if trial.outcome.ok}),
-    ):
-        if len(found) > 1:
-            raise UserError(f"a T4 file is of one kernel and one problem; here are {what} {'; '.join(sorted(found))}")
     mixed = len({trial.variant.implementation for trial in kept.values()}) > 1
     return tuple(_evaluated(trial, mixed) for trial in kept.values())
 
