@@ -21,6 +21,7 @@ from tunekit.space import Expansion, declared_footprint, default_variants, expan
 from tunekit.spec import KernelSpec
 from tunekit.store.shipped import shipped_winners
 from tunekit.sweep.measuring import Measurer, Timed, incumbent_of, middle
+from tunekit.sweep.neighbours import neighbours_winners
 from tunekit.sweep.options import SweepOptions, Target, restrict
 from tunekit.sweep.shared import Shared
 from tunekit.sweep.simulating import UNDECIDED, SimulatingVerifier
@@ -93,7 +94,8 @@ class ProblemRun:
         incumbent, seeds = incumbent_of(run.store, run.spec, self.problem, run.target, shipped)
         defaults = default_variants(run.spec, run.target.arch, self.problem)
         default = defaults[0] if defaults else None
-        opening = (*([incumbent.variant] if incumbent else []), *defaults[:1], *seeds, *defaults[1:])
+        near = neighbours_winners(run.spec, self.problem, run.store.winners(run.spec.name, run.target.arch.name))
+        opening = (*([incumbent.variant] if incumbent else []), *defaults[:1], *seeds, *defaults[1:], *near)
         first = [variant.id for variant in opening]
         if not fitting:
             self.why_no_winner = f"no variant fits {run.target.arch.name}: all are over budget"
@@ -186,7 +188,7 @@ class ProblemRun:
         return tried.facts if tried else Values()
 
     def _batches(self, fitting: list[Variant], first: Sequence[str]) -> Iterator[list[Variant]]:
-        """What to evaluate, a batch at a time: incumbent, seeds and every default, then the search's proposals."""
+        """What to evaluate, a batch at a time: incumbent, defaults, seeds, neighbours' winners, then the proposals."""
         options, started = self.run.options, time.monotonic()
         by_id = {variant.id: variant for variant in fitting}
         chosen = choose_strategy(options.search, len(fitting), self.budget)
