@@ -268,7 +268,7 @@ def test_a_search_with_a_budget_stays_within_it_and_the_default_races(cache: Cac
     assert 1 in {row.variant.tunables.number for row in problem.rows}, "the default is always evaluated"
 
 
-@pytest.mark.parametrize("search", ["exhaustive", "random", "tpe"])
+@pytest.mark.parametrize("search", ["exhaustive", "random", "tpe", "surrogate"])
 @pytest.mark.parametrize("budget", [2, 5, 19])
 def test_a_budget_is_spent_whole_and_the_default_is_among_what_it_buys(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, search: str, budget: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,16 +38,41 @@ def db() -> None:
 @click.option(
     "--ship", is_flag=True, help="FILE is a directory, such as tuning_db: write the reviewable winners there."
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "t4", "kernel-tuner"]),
+    default="jsonl",
+    show_default=True,
+    help="t4: one spec's evaluations of one problem, as Kernel Tuner's T4; kernel-tuner: its simulation's cache file.",
+)
+@click.option("--problem", "problem_texts", multiple=True, metavar="K=V", help="With t4: only this problem's.")
 @options.db_option
 @options.json_option
 def export(
-    file: Path, spec: str | None, arch: str | None, kinds: tuple[str, ...], ship: bool, db: Path | None, as_json: bool
+    file: Path,
+    spec: str | None,
+    arch: str | None,
+    kinds: tuple[str, ...],
+    ship: bool,
+    form: str,
+    problem_texts: tuple[str, ...],
+    db: Path | None,
+    as_json: bool,
 ) -> int:
     """Write records as JSON Lines to FILE, or to stdout."""
     from tunekit.store import exchange
 
     database = options.settings(db).database
     out = Printer(sys.stdout)
+    if form != "jsonl":
+        if spec is None or arch is None or str(file) == "-" or ship or kinds:
+            raise click.UsageError(f"--format {form} takes a FILE, --spec and --arch, and neither --kind nor --ship")
+        count = _export_t4(database, file, spec, arch, form, problem_texts)
+        out.json({"file": str(file), "evaluations": count}) if as_json else out.line(
+            f"wrote {count} evaluations to {file}"
+        )
+        return 0
     wanted = tuple(kind for kind in exchange.KINDS if not kinds or kind in kinds)
     if ship:
         if spec is None or arch is None or str(file) == "-":
@@ -65,20 +91,55 @@ def export(
     return 0
 
 
-@db.command("import")
+def _export_t4(database: Path, file: Path, spec: str, arch: str, form: str, problem_texts: Sequence[str]) -> int:
+    """Write one spec's evaluations of one problem for Kernel Tuner; how many."""
+    from tunekit.cli.problems import pairs
+    from tunekit.store import t4
+    from tunekit.store.database import Store
+
+    wanted = pairs(problem_texts)
+    if not database.exists():
+        raise DatabaseError(f"no database {database}")
+    with Store.open(database, create=False) as store:
+        trials = [
+            trial
+            for trial in store.trials(spec=spec, arch=arch)
+            if all(str(trial.problem.get(name)) == value for name, value in wanted.items())
+        ]
+    gpu = next((trial.environment.gpu for trial in trials if trial.environment.gpu), arch)
+    evaluations = t4.evaluations_of(trials)
+    t4.write_json(t4.t4_of(evaluations) if form == "t4" else t4.cache_of(evaluations, spec, gpu), file)
+    return len(evaluations)
+
+
+@db.command("import", short_help="Take in JSON Lines, or a T4 file.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "t4"]),
+    default="jsonl",
+    show_default=True,
+    help="t4: Kernel Tuner's results, gzipped or not, as trials.",
+)
+@click.option("--spec", metavar="NAME", help="With t4: the kernel. [default: the file's name, KERNEL-DEVICE]")
+@click.option("--arch", metavar="ARCH", help="With t4: the device. [default: likewise]")
 @options.db_option
 @options.json_option
-def import_(file: Path, db: Path | None, as_json: bool) -> int:
-    """Take in a file of JSON Lines; what is there already stays.
+def import_(file: Path, form: str, spec: str | None, arch: str | None, db: Path | None, as_json: bool) -> int:
+    """Take in a file of JSON Lines, or of Kernel Tuner's T4; what is there already stays.
 
     Exit status 1: some lines were rejected.
     """
     from tunekit.store.database import Store
     from tunekit.store.exchange import import_jsonl
+    from tunekit.store.t4 import import_t4
 
+    if form == "jsonl" and (spec or arch):
+        raise click.UsageError("--spec and --arch belong to --format t4")
     with Store.open(options.settings(db).database) as store:
-        return _taken_in(import_jsonl(store, file), as_json)
+        done = import_jsonl(store, file) if form == "jsonl" else import_t4(store, file, spec, arch)
+        return _taken_in(done, as_json)
 
 
 @db.command()

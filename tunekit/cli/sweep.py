@@ -25,10 +25,10 @@ from tunekit.spec import load_spec
 )
 @click.option(
     "--search",
-    type=click.Choice(["auto", "exhaustive", "random", "tpe"]),
+    type=click.Choice(["auto", "exhaustive", "random", "tpe", "gp", "surrogate"]),
     default="auto",
     show_default=True,
-    help="How to choose variants. auto: all of them where the budget allows.",
+    help="How to choose variants. auto: all of them where the budget allows, else a surrogate.",
 )
 @click.option("--seed", type=options.SEED, metavar="N", default=0, show_default=True, help="Same seed, same proposals.")
 @options.implementation_option

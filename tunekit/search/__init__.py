@@ -1,6 +1,15 @@
 """Which variants to try next: strategies behind one ask/tell protocol."""
 
 from tunekit.search.protocol import Budget, Strategy, Told, parse_budget
-from tunekit.search.strategies import STRATEGIES, make_strategy, strategy_name
+from tunekit.search.strategies import STRATEGIES, choose_strategy, make_strategy, strategy_name
 
-__all__ = ["STRATEGIES", "Budget", "Strategy", "Told", "make_strategy", "parse_budget", "strategy_name"]
+__all__ = [
+    "STRATEGIES",
+    "Budget",
+    "Strategy",
+    "Told",
+    "choose_strategy",
+    "make_strategy",
+    "parse_budget",
+    "strategy_name",
+]

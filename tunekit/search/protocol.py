@@ -15,30 +15,51 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tunekit.errors import UserError
-from tunekit.model import Variant
+from tunekit.model import Status, Variant
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
 class Told:
-    """What an evaluation gave: microseconds a call, or None for any failure."""
+    """What an evaluation gave: microseconds a call, or None.
+
+    `status` says why there is none. Without one it is a failure; `ok` without a time is neither
+    (a variant that was compiled and, with no GPU here, not measured). A time that is no finite
+    number over 0 is a failure, whoever said it.
+    """
 
     variant: Variant
     time_us: float | None
+    status: Status | None = None
+
+    def __post_init__(self) -> None:
+        time = self.time_us
+        if time is not None and not (math.isfinite(time) and time > 0):
+            object.__setattr__(self, "time_us", None)
+            object.__setattr__(self, "status", None if self.status is Status.OK else self.status)
+        elif time is not None and self.status not in (None, Status.OK):
+            object.__setattr__(self, "time_us", None)
+
+    @property
+    def failed(self) -> bool:
+        return self.time_us is None and self.status is not Status.OK
 
 
 class Strategy(Protocol):
-    """One search over a fixed set of candidates."""
+    """One search over a fixed set of candidates, each of them valid.
+
+    What it has proposed or was told of, it doesn't propose again. `tests/search` holds every strategy to that.
+    """
 
     @property
     def name(self) -> str: ...
 
     def ask(self, most: int) -> list[Variant]:
-        """Up to `most` candidates not proposed before; empty when none is left."""
+        """Up to `most` candidates not proposed or told before; empty when none is left."""
 
     def tell(self, results: Sequence[Told]) -> None:
-        """The outcomes of proposed candidates, in the order proposed.
+        """The outcomes of candidates, proposed or not, in a fixed order; a second outcome of one changes nothing.
 
         A failure teaches that the point fails; it never counts as slow or fast.
         """

@@ -16,11 +16,12 @@ from tunekit.measure import MeasuringWorker
 from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, Winner
 from tunekit.probe import DISAGREEMENT
 from tunekit.progress import ProblemReport, Row, SweepEvent
-from tunekit.search import Budget, Told, make_strategy
+from tunekit.search import Budget, Told, choose_strategy, make_strategy
 from tunekit.space import Expansion, declared_footprint, default_variants, expand
 from tunekit.spec import KernelSpec
 from tunekit.store.shipped import shipped_winners
 from tunekit.sweep.measuring import Measurer, Timed, incumbent_of, middle
+from tunekit.sweep.neighbours import neighbours_winners
 from tunekit.sweep.options import SweepOptions, Target, restrict
 from tunekit.sweep.shared import Shared
 from tunekit.sweep.simulating import UNDECIDED, SimulatingVerifier
@@ -93,7 +94,8 @@ class ProblemRun:
         incumbent, seeds = incumbent_of(run.store, run.spec, self.problem, run.target, shipped)
         defaults = default_variants(run.spec, run.target.arch, self.problem)
         default = defaults[0] if defaults else None
-        opening = (*([incumbent.variant] if incumbent else []), *defaults[:1], *seeds, *defaults[1:])
+        near = neighbours_winners(run.spec, self.problem, run.store.winners(run.spec.name, run.target.arch.name))
+        opening = (*([incumbent.variant] if incumbent else []), *defaults[:1], *seeds, *defaults[1:], *near)
         first = [variant.id for variant in opening]
         if not fitting:
             self.why_no_winner = f"no variant fits {run.target.arch.name}: all are over budget"
@@ -188,11 +190,12 @@ class ProblemRun:
         return tried.facts if tried else Values()
 
     def _batches(self, fitting: list[Variant], first: Sequence[str]) -> Iterator[list[Variant]]:
-        """What to evaluate, a batch at a time: incumbent, seeds and every default, then the search's proposals."""
+        """What to evaluate, a batch at a time: incumbent, defaults, seeds, neighbours' winners, then the proposals."""
         options, started = self.run.options, time.monotonic()
         by_id = {variant.id: variant for variant in fitting}
-        strategy = make_strategy(options.search, fitting, self.budget, options.seed)
-        self._emit("note", text=f"search: {strategy.name}, {len(fitting)} candidates, seed {options.seed}")
+        chosen = choose_strategy(options.search, len(fitting), self.budget)
+        strategy = make_strategy(chosen.name, fitting, self.budget, options.seed)
+        self._emit("note", text=f"search: {chosen.name} ({chosen.why}), seed {options.seed}")
         done: set[str] = set()
         pending = [by_id[id] for id in dict.fromkeys(first) if id in by_id]
         size = len(fitting) if strategy.name == "exhaustive" and self.budget.seconds is None else BATCH
@@ -210,7 +213,13 @@ class ProblemRun:
             if not batch:
                 return
             yield batch
-            strategy.tell([Told(v, self._time(v)) for v in batch])
+            strategy.tell([self._told(variant) for variant in batch])
+
+    def _told(self, variant: Variant) -> Told:
+        """What came of a variant, for the search: its time; else the status of what failed; else that nothing did."""
+        outcomes = [o for o in self.outcomes.get(variant.id, {}).values() if not self._passes_over(o)]
+        failed = next((outcome.status for outcome in outcomes if not outcome.ok), Status.OK)
+        return Told(variant, self._time(variant), failed)
 
     def _time(self, variant: Variant) -> float | None:
         measured = self.outcomes.get(variant.id, {}).get(Stage.MEASURE)
