@@ -31,6 +31,10 @@ MAX_COPIES = 32
 GRAPH_LIMIT_US = 500.0  # longer kernels hide the host's launch time by themselves
 WINDOW_US = 5000.0
 FLUSH_US = 100.0  # a flush takes less; only the sizes of batches depend on it
+# A flush takes this long at least; the host's next call may take longer than its last by the slack.
+LEAST_FLUSH_US = 40.0
+HOST_SLACK = 1.5
+MOST_FLUSHES = 50
 MAX_CALLS = 1024
 # A flush takes ten times as long as a short kernel, so its own scatter is a multiple of the kernel's: such kernels get
 # more calls a window, and a flush's time is the median of the last windows', whichever finalist's they were. (The
@@ -181,8 +185,10 @@ class CudaTimer:
 
     def samples(self, call: Call, repetitions: int) -> list[float]:
         pairs = [_pair() for _ in range(repetitions)]
+        flushes = self._flushes_to_enqueue(call)
         for begin, end in pairs:
-            self.flush()  # also keeps the GPU busy while the host enqueues the call
+            for _ in range(flushes):
+                self.flush()
             if not self._cold:
                 call()
             begin.record()
@@ -190,6 +196,16 @@ class CudaTimer:
             end.record()
         torch.cuda.synchronize()
         return [1000 * begin.elapsed_time(end) - self.added_us("events") for begin, end in pairs]
+
+    def _flushes_to_enqueue(self, call: Call) -> int:
+        """How many flushes keep the GPU busy until the host has enqueued a call: one, or more for a library's.
+
+        What the GPU waits for the host would count as the call's time. (flash-attn-4's decode of 16 us, whose Python
+        takes 80 us, was timed at 26 us after one flush, and so never raced. H200, 2026-11-30.)
+        """
+        enqueuing = min(_loop_us([call]) for _ in range(2))  # the first may load a module
+        torch.cuda.synchronize()
+        return max(1, min(MOST_FLUSHES, math.ceil(HOST_SLACK * enqueuing / LEAST_FLUSH_US)))
 
     def window(self, calls: Sequence[Call], count: int, flush: bool, method: Method) -> Window:
         if method == "cuda_graph":
