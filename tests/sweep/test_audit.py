@@ -16,7 +16,7 @@ from tunekit.measure.protocol import VERSION
 from tunekit.model import Stage, Winner
 from tunekit.report.sweep_summary import winner_text
 from tunekit.spec import load_spec
-from tunekit.sweep import SweepOptions, audit
+from tunekit.sweep import SweepOptions, audit, sweep
 from tunekit.sweep.audit import agreement
 from tunekit.sweep.measuring import finalists, incumbent_of
 from tunekit.sweep.options import choose_target
@@ -170,3 +170,24 @@ def test_a_final_is_held_by_its_rules(cache: Cache, monkeypatch: pytest.MonkeyPa
     assert winner.rounds <= 20 and "margin 2 % or 0.2 us, confidence 90 %" in winner.method
     with pytest.raises(UserError, match="unknown cache"):
         cache.run(SCALE, ROWS, cache="tepid")
+
+
+@pytest.mark.parametrize("mistake", [{"final_rounds": 3}, {"search": "nonsense"}, {"margin": float("nan")}])
+def test_a_refused_audit_leaves_an_earlier_ones_databases(cache: Cache, mistake: dict) -> None:
+    earlier = cache.settings.database.with_name(
+        f"{cache.settings.database.stem}.audit-1{cache.settings.database.suffix}"
+    )
+    earlier.parent.mkdir(parents=True, exist_ok=True)
+    earlier.write_bytes(b"kept")
+    with pytest.raises(UserError):
+        audit(SCALE, [ROWS], SweepOptions(**mistake), cache.settings, lambda event: None, 2)
+    assert earlier.read_bytes() == b"kept"
+
+
+def test_a_search_without_its_package_is_refused_before_the_sweep_begins(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'tunekit\[gp\]'"):
+        sweep(SCALE, [ROWS], SweepOptions(search="gp", budget="2"), cache.settings, lambda event: None)
+    assert not cache.settings.database.exists()

@@ -133,7 +133,9 @@ def judge(
                 found[id] = Comparison("leader", leader, rounds)
                 continue
             apart = shift([own - its for own, its in zip(logs[id][:rounds], logs[leader][:rounds], strict=True)])
-            compared = _compared(apart, leader, rounds, allowed, margin_against(samples[leader][:rounds], margin), confidence)
+            compared = _compared(
+                apart, leader, rounds, allowed, margin_against(samples[leader][:rounds], margin), confidence
+            )
             if id in slower:
                 # Protected, it only races on for the record: what was found stays found.
                 compared = _still_slower(compared, found[id])
