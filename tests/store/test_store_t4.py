@@ -245,3 +245,9 @@ def test_a_result_without_measurements_or_with_an_odd_timestamp_reads(tmp_path: 
     first, second = t4.read_t4(path)
     assert first.invalidity == "compile"
     assert second.recorded_at == "" and second.time_us == 4500.0
+
+
+def test_a_problem_of_an_export_as_lines_is_refused(tmp_path: Path, capsys) -> None:
+    Store.open(tmp_path / "results.db").close()
+    assert main(["db", "export", "-", "--problem", "n=1", "--db", str(tmp_path / "results.db")]) == 2
+    assert "--problem belongs to" in capsys.readouterr().err

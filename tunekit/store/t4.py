@@ -22,13 +22,12 @@ from typing import Any
 from tunekit import identity
 from tunekit.errors import DatabaseError, UserError
 from tunekit.model import Environment, Outcome, Stage, Status, Trial, Values, Variant
-from tunekit.store import exchange, files, lines
+from tunekit.store import exchange, files, lines, rows
 from tunekit.store.database import Store
 
 PROTOCOL = "kernel-tuner/t4"
 IMPLEMENTATION = "kernel_tuner"
 SCHEMA = "1.0.0"
-LONGEST_US = 9e99  # what a record of a time holds
 _UNITS_US = {
     **dict.fromkeys(("s", "seconds"), 1e6),
     **dict.fromkeys(("", "ms", "milliseconds", "miliseconds"), 1e3),  # as Kernel Tuner 1.0 spells it
@@ -159,7 +158,7 @@ def _objective_us(result: Mapping[str, Any], unit: str) -> float | None:
 
 
 def _is_time(us: float) -> bool:
-    return 0 < us < LONGEST_US
+    return 0 < us < rows.LONGEST_US
 
 
 def _number(value: Any, name: str) -> float:

@@ -53,8 +53,10 @@ def _remove(database: Path) -> None:
 
 
 def agreements(runs: Sequence[SweepReport]) -> tuple[Agreement, ...]:
-    """How far the runs' winners agree, problem by problem."""
+    """How far the runs' winners agree, problem by problem; nothing where fewer than two runs are complete."""
     whole = [run for run in runs if run.state == "done"]
+    if len(whole) < 2:
+        return ()
     columns = zip(*(run.problems for run in whole), strict=True)
     return tuple(agreement(column[0].problem, [report.winner for report in column]) for column in columns)
 
