@@ -126,3 +126,32 @@ def test_the_parent_and_the_zygote_are_killed_together(script, tmp_path, wait_fo
     for number in numbers[1:]:  # what the compile itself had started is nobody's any more
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
+
+
+def test_what_is_stopped_for_a_final_does_not_stay_stopped(script, tmp_path, wait_for, all_gone):
+    """The pool's process and the zygote are killed in a pause: what a compile had started goes as well."""
+    pids = tmp_path / "pids"
+    before = (  # the loop waits for results meanwhile
+        "import threading, time; stop = lambda: (time.sleep(1.5), pool.pause()); threading.Thread(target=stop).start()"
+    )
+    parent = script(hanging(pids, before=before))
+    zygote, *numbers = wait_for(pids, 4)
+    deadline = time.monotonic() + 10
+    while not all(_stopped(number) for number in numbers):
+        assert time.monotonic() < deadline, "nothing was paused"
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGSTOP)  # it must not clean up after the zygote
+    os.kill(zygote, signal.SIGKILL)
+    parent.kill()
+    parent.wait(5)
+    try:
+        all_gone(numbers, within_s=3.0)
+    finally:
+        for number in numbers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+
+def _stopped(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"

@@ -113,6 +113,19 @@ def test_a_window_without_a_time_is_taken_again_and_never_kept(us):
     assert "us" not in bad.values()
 
 
+@pytest.mark.parametrize("us", [0.0, math.nan])
+def test_who_gives_no_time_any_more_leaves_and_spoils_no_round_of_the_others(us):
+    log = []
+    mute = Simulated("mute", log, lambda n: (us if n > 2 else 5.0, GOOD))
+    windows = race([Simulated("a", log), mute, Simulated("b", log)], 12, max_retakes=3, pause=no_pause)
+    found = samples(windows)
+    assert set(found) == {"a", "b"} and len(found["a"]) == len(found["b"]) == 11
+    assert sum(w.id == "mute" for w in windows) == 2 + 4, "it is asked no more"
+    assert "no time" in rejections([w for w in windows if w.id == "mute"])
+    alone = race([Simulated("mute", [], lambda n: (us, GOOD))], 12, max_retakes=3, pause=no_pause)
+    assert len(alone) == 4 and samples(alone) == {}
+
+
 def test_heating_goes_on_until_the_clock_has_settled():
     clocks = iter([600, 900, 1500, 1900, 1980, 1985, 1980, 1975, 1980, 1980] + [1980] * 100)
     now = iter(x / 10 for x in range(1000))

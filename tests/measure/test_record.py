@@ -60,6 +60,23 @@ def test_a_failed_finalist_takes_no_part():
     assert decide_again({"a": stored["a"]}).winner is None and decide_again({}).winner is None
 
 
+BAD_FACTS = [
+    (name, value) for name in ("final_margin", "final_confidence", "tie_registers") for value in (None, "many")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [*BAD_FACTS, ("final_margin", -1.0), ("final_confidence", 0.0), ("final_confidence", 7.0)]
+)
+def test_a_damaged_record_is_named(name: str, value: object):
+    stored = finalists()
+    for id, outcome in stored.items():
+        facts = {key: known for key, known in outcome.facts.items() if key != name}
+        stored[id] = replace(outcome, facts=Values(facts if value is None else {**facts, name: value}))
+    with pytest.raises(ValueError, match=name.rpartition("_")[2]):
+        decide_again(stored)
+
+
 def test_a_time_faster_than_the_roofline_is_refused_with_both_numbers():
     """A spec's declared FLOPs and bytes, on this GPU: faster than that is no time, whatever the clock said."""
     matmul = Cost(flops=2 * 8192**3, bytes=3 * 2 * 8192**2)

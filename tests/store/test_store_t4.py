@@ -163,3 +163,91 @@ def test_the_schema_and_the_simulation_of_kernel_tuner_accept_an_export(tmp_path
     )
     times = [each["time"] for each in results if isinstance(each["time"], float)]
     assert min(times) == 0.012
+
+
+def t4_file(directory: Path, *results: object, **more: object) -> Path:
+    path = directory / "toy-A100.t4.json"
+    path.write_text(json.dumps({"schema_version": "1.0.0", "results": list(results), **more}))
+    return path
+
+
+BAD_RESULTS = {
+    "unknown invalidity": ({"invalidity": "cosmic"}, "'cosmic' is unknown"),
+    "no name of one": ({"invalidity": ["correct"]}, "is unknown"),
+    "a time in words": ({"measurements": [{"name": "time", "value": "fast", "unit": "ms"}]}, "'fast' is no number"),
+    "a truth for a time": ({"measurements": [{"name": "time", "value": True, "unit": "ms"}]}, "True is no number"),
+    "no unit of time": (
+        {"objectives": ["GFLOP/s"], "measurements": [{"name": "GFLOP/s", "value": 9, "unit": "GFLOP/s"}]},
+        "'GFLOP/s', which is no unit of time",
+    ),
+    "a nested value": ({"configuration": {"x": [1, 2]}}, "configuration.x is [1, 2]"),
+    "NaN in a configuration": ({"configuration": {"x": float("nan")}}, "configuration.x is nan"),
+    "no configuration": ({"configuration": [1]}, "configuration is list"),
+    "no times": ({"times": None}, "times is NoneType"),
+    "runtimes in words": ({"times": {"runtimes": ["x"]}}, "'x' is no number"),
+    "one runtime": ({"times": {"runtimes": 2.5}}, "runtimes is float"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RESULTS)
+def test_a_bad_result_is_rejected_by_number_and_the_others_go_in(name: str, tmp_path: Path) -> None:
+    change, words = BAD_RESULTS[name]
+    path = t4_file(tmp_path, result(1), {**result(2), **change}, result(4))
+    with Store.open(tmp_path / "results.db") as store:
+        done = t4.import_t4(store, path)
+        assert len(store.trials(spec="toy")) == 2
+    assert done.added == 2
+    (why,) = done.rejected
+    assert why.startswith("result 2: ") and words in why
+    with pytest.raises(DatabaseError, match="is no T4 file: result 2: "):
+        t4.read_t4(path)
+
+
+@pytest.mark.parametrize("times", [[float("nan")], [0.0], [-1.0], [float("inf")], [1e300], [10**400]])
+def test_a_runtime_that_is_none_is_a_failure(times: list, tmp_path: Path) -> None:
+    path = t4_file(tmp_path, {**result(1), "times": {"runtimes": [2.0, *times], "compilation": float("nan")}})
+    with Store.open(tmp_path / "results.db") as store:
+        assert t4.import_t4(store, path).added == 1
+        (trial,) = store.trials(spec="toy")
+    assert (trial.outcome.status, trial.outcome.samples_us) == (Status.LAUNCH_ERROR, ())
+    assert trial.outcome.seconds == Values()
+
+
+PACKED = gzip.compress(json.dumps({"results": [result(1)]}).encode())
+BAD_FILES = {
+    "empty": b"",
+    "nested too deep": b"[" * 100_000,
+    "truncated gzip": PACKED[:-20],
+    "damaged gzip": PACKED[:30] + bytes([PACKED[30] ^ 0xFF]) + PACKED[31:],
+    "not gzip": b"\x1f\x8bnothing",
+    "a newer schema": json.dumps({"schema_version": "9.0.0", "results": [result(1)]}).encode(),
+    "an unknown unit": json.dumps({"metadata": {"timeunit": "parsec"}, "results": [result(1)]}).encode(),
+    "nothing but bad results": json.dumps({"results": [None, "x"]}).encode(),
+    "results by name": json.dumps({"results": {"a": 1}}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_one_line(name: str, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "toy-A100.t4.json"
+    path.write_bytes(BAD_FILES[name])
+    assert main(["db", "import", str(path), "--format", "t4", "--db", str(tmp_path / "results.db")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and len(printed.err.splitlines()) == 1
+
+
+def test_a_result_without_measurements_or_with_an_odd_timestamp_reads(tmp_path: Path) -> None:
+    path = t4_file(
+        tmp_path,
+        {**result(1, "compile"), "measurements": None, "objectives": []},
+        {**result(2), "timestamp": None},
+    )
+    first, second = t4.read_t4(path)
+    assert first.invalidity == "compile"
+    assert second.recorded_at == "" and second.time_us == 4500.0
+
+
+def test_a_problem_of_an_export_as_lines_is_refused(tmp_path: Path, capsys) -> None:
+    Store.open(tmp_path / "results.db").close()
+    assert main(["db", "export", "-", "--problem", "n=1", "--db", str(tmp_path / "results.db")]) == 2
+    assert "--problem belongs to" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from tunekit.errors import UserError
 from tunekit.measure import MeasuringWorker
 from tunekit.measure.protocol import VERSION
 from tunekit.model import Stage, Winner
+from tunekit.progress import AuditReport, ProblemReport, SweepReport
+from tunekit.report import Printer, print_audit
 from tunekit.report.sweep_summary import winner_text
 from tunekit.spec import load_spec
-from tunekit.sweep import SweepOptions, audit
-from tunekit.sweep.audit import agreement
+from tunekit.sweep import SweepOptions, audit, sweep
+from tunekit.sweep.audit import agreement, agreements
 from tunekit.sweep.measuring import finalists, incumbent_of
 from tunekit.sweep.options import choose_target
 
@@ -75,6 +78,14 @@ def test_explain_decides_the_winner_again(cache: Cache, swept: Winner, capsys: p
         store.put_winner(replace(swept, final="", outcome="", method="median of paired rounds, margin 1 %"))
     assert main(command) == 0
     assert "can't be decided again: its record is older than the test" in capsys.readouterr().out
+    with cache.store() as store:
+        trials = store.trials(spec="host_scale", stage=Stage.MEASURE)
+        (one,) = [trial for trial in trials if trial.variant.id == swept.variant.id and "final" in trial.outcome.facts]
+        facts = one.outcome.facts.merged({"final": "damaged", "final_margin": "wide"})
+        store.record(replace(one, outcome=replace(one.outcome, facts=facts)))
+        store.put_winner(replace(swept, final="damaged"))
+    assert main(command) == 1
+    assert "the record of its final is damaged: a finalist's final_margin is 'wide'" in capsys.readouterr().out
     assert main([*command[:5], "rows=4096", *command[6:]]) == 1
     assert "no winner of host_scale is recorded" in capsys.readouterr().out
     assert main([*command, "--variant", "a"]) == 2
@@ -92,6 +103,17 @@ def test_an_audit_tunes_from_empty_each_time(cache: Cache) -> None:
     assert not cache.settings.database.exists(), "the user's own is left alone"
     with pytest.raises(UserError, match="2 at least"):
         audit(SCALE, [ROWS], options, cache.settings, cache.events.append, 1)
+
+
+def test_an_audit_interrupted_before_its_second_end_compares_nothing(
+    swept: Winner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = SweepReport("s", "host", (ProblemReport(swept.problem, "", (), swept),), "done")
+    broken = replace(whole, state="interrupted")
+    assert agreements([whole, broken]) == agreements([broken]) == ()
+    assert len(agreements([whole, whole, broken])) == 1
+    print_audit(AuditReport("s", "host", (whole, broken), ("a.db", "b.db"), ()), Printer(sys.stdout))
+    assert "nothing to compare" in capsys.readouterr().out
 
 
 def test_what_runs_say_together(swept: Winner) -> None:
@@ -170,3 +192,24 @@ def test_a_final_is_held_by_its_rules(cache: Cache, monkeypatch: pytest.MonkeyPa
     assert winner.rounds <= 20 and "margin 2 % or 0.2 us, confidence 90 %" in winner.method
     with pytest.raises(UserError, match="unknown cache"):
         cache.run(SCALE, ROWS, cache="tepid")
+
+
+@pytest.mark.parametrize("mistake", [{"final_rounds": 3}, {"search": "nonsense"}, {"margin": float("nan")}])
+def test_a_refused_audit_leaves_an_earlier_ones_databases(cache: Cache, mistake: dict) -> None:
+    earlier = cache.settings.database.with_name(
+        f"{cache.settings.database.stem}.audit-1{cache.settings.database.suffix}"
+    )
+    earlier.parent.mkdir(parents=True, exist_ok=True)
+    earlier.write_bytes(b"kept")
+    with pytest.raises(UserError):
+        audit(SCALE, [ROWS], SweepOptions(**mistake), cache.settings, lambda event: None, 2)
+    assert earlier.read_bytes() == b"kept"
+
+
+def test_a_search_without_its_package_is_refused_before_the_sweep_begins(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'tunekit\[gp\]'"):
+        sweep(SCALE, [ROWS], SweepOptions(search="gp", budget="2"), cache.settings, lambda event: None)
+    assert not cache.settings.database.exists()

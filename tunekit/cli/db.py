@@ -73,6 +73,8 @@ def export(
             f"wrote {count} evaluations to {file}"
         )
         return 0
+    if problem_texts:
+        raise click.UsageError("--problem belongs to --format t4 and kernel-tuner")
     wanted = tuple(kind for kind in exchange.KINDS if not kinds or kind in kinds)
     if ship:
         if spec is None or arch is None or str(file) == "-":

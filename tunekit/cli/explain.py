@@ -50,7 +50,7 @@ def explain(
     limit of the architecture removed. With one: its constraints, its declared
     footprint and every stored outcome for the problem. With --winner: each winner that
     is recorded for the problem's bucket, its final's samples as a table, and the decision made
-    again from them; exit status 1 where none is recorded, or one comes out otherwise.
+    again from them; exit status 1 where none is recorded, or one comes out otherwise or is damaged.
     """
     loaded = load_spec(spec)
     chosen, _ = choose_arch(loaded, arch)
@@ -70,7 +70,7 @@ def explain(
             out.json([one.plain() for one in found])
         elif not found:
             out.line(f"no winner of {loaded.name} is recorded for {chosen.name} in {options.settings(db).database}")
-        return 0 if found and not any(one.differs for one in found) else 1
+        return 0 if found and not any(one.differs or one.damage for one in found) else 1
     for problem in problems(loaded, problem_texts, None):
         points = all_points(loaded, chosen, problem, implementation)
         if not variant_ids and not tunable_texts:

@@ -23,12 +23,15 @@ class Repeated:
     trials: tuple[Trial, ...]
     again: Decision | None
     differs: tuple[str, ...]
+    damage: str = ""
 
     @property
     def why_not(self) -> str:
         """Why it can't be decided again; empty if it was."""
         if self.again is not None:
             return ""
+        if self.damage:
+            return f"the record of its final is damaged: {self.damage}"
         if not self.winner.final:
             return "its record is older than the test, and names no final"
         return f"the trials of its final {self.winner.final[:12]} are not in this database"
@@ -70,7 +73,10 @@ def _decided(winner: Winner, trials: Sequence[Trial]) -> Repeated:
     own = tuple(trial for trial in trials if winner.final and trial.outcome.facts.get("final") == winner.final)
     if not own:
         return Repeated(winner, (), None, ())
-    again = decide_again({trial.variant.id: trial.outcome for trial in own})
+    try:
+        again = decide_again({trial.variant.id: trial.outcome for trial in own})
+    except ValueError as error:
+        return Repeated(winner, own, None, (), str(error))
     return Repeated(winner, own, again, tuple(parted(winner, again)))
 
 

@@ -26,7 +26,6 @@ from tunekit.jobs.machine import worker_count
 from tunekit.jobs.task import SERVER, Ending, Event, Limits, Task, TaskResult, conclude
 from tunekit.launch import module_command
 
-MARKER = "TUNEKIT_POOL"
 WARM_UP_LIMIT_S = 120.0
 CLOSE_LIMIT_S = 2.0
 TICK_S = 1.0
@@ -261,7 +260,7 @@ class _Zygote:
         ours, theirs = socket.socketpair()
         self.ready = False
         self.facts: dict[str, Any] = {}
-        self._marker = f"{MARKER}={uuid.uuid4().hex}"
+        self._marker = f"{tree.MARKER}={uuid.uuid4().hex}"
         self._words: IO[bytes] = tempfile.TemporaryFile(prefix="tunekit-zygote-")  # noqa: SIM115  # closed in bury()
         self._socket = ours
         self._reader = Reader(ours.fileno())

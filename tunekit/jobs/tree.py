@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+# The variable of the environment by which a pool's processes are found.
+MARKER = "TUNEKIT_POOL"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -66,17 +68,21 @@ def kill_trees(pids: Iterable[int]) -> None:
     Everything is stopped first, until a look finds nobody new: a stopped process
     starts no other. Does not reap.
     """
+    for member in stop_trees(pids):
+        send(member, signal.SIGKILL)
+
+
+def stop_trees(pids: Iterable[int]) -> set[int]:
+    """SIGSTOP processes with all their descendants, also those that are forked meanwhile; who they are."""
     roots = list(pids)
     stopped: set[int] = set()
     while True:
         fresh = {member for root in roots for member in tree(root)} - stopped
         if not fresh:
-            break
+            return stopped
         for member in fresh:
             send(member, signal.SIGSTOP)
         stopped |= fresh
-    for member in stopped:
-        send(member, signal.SIGKILL)
 
 
 def send(pid: int, number: int) -> None:

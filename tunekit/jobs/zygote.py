@@ -102,6 +102,8 @@ class Zygote:
         self._running: dict[int, Running] = {}
         self._paused_at: float | None = None
         self._paused_s = 0.0
+        self._guard: int | None = None
+        self._lifeline: int | None = None
         self._next_look = 0.0
         self._selector = selectors.DefaultSelector()
         self._selector.register(pool, selectors.EVENT_READ)
@@ -150,9 +152,8 @@ class Zygote:
     def _pause(self) -> None:
         if self._paused_at is None:
             self._paused_at = time.monotonic()
-            for pid in self._running:
-                for member in tree.tree(pid):
-                    tree.send(member, signal.SIGSTOP)
+            self._guard = self._fork_guard()
+            tree.stop_trees(self._running)
 
     def _resume(self) -> None:
         if self._paused_at is not None:
@@ -161,6 +162,37 @@ class Zygote:
             for pid in self._running:
                 for member in tree.tree(pid):
                     tree.send(member, signal.SIGCONT)
+            if self._guard is not None:
+                tree.send(self._guard, signal.SIGKILL)
+                self._guard = None
+
+    def _fork_guard(self) -> int | None:
+        """A process that outlives this one, should that be killed, by as long as it takes to end what it has stopped.
+
+        A child dies with the zygote, but not what a child has started: stopped, it would stay for ever
+        where the pool is gone as well.
+        """
+        read_end, write_end = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:  # without a guard: the pool is one, too
+            os.close(read_end)
+            os.close(write_end)
+            return None
+        if pid == 0:
+            try:
+                os.setsid()
+                self._abandon(write_end)
+                signal.set_wakeup_fd(-1)
+                os.read(read_end, 1)  # ends with the last process that has the other end: the zygote
+                tree.kill_marked(f"{tree.MARKER}={os.environ[tree.MARKER]}")
+            finally:
+                os._exit(0)
+        os.close(read_end)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+        self._lifeline = write_end
+        return pid
 
     def _start_tasks(self) -> None:
         while self._queue and len(self._running) < self._workers and self._paused_at is None:
@@ -194,6 +226,8 @@ class Zygote:
         self._selector.close()
         self._pool.close()
         os.close(self._wakeup)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
 
     def _supervise(self) -> None:
         now = self._now()
@@ -236,14 +270,14 @@ class Zygote:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        orphans = [pid for pid in tree.children(os.getpid()) if pid not in self._running]
+        orphans = [pid for pid in tree.children(os.getpid()) if pid not in self._running and pid != self._guard]
         deadline = time.monotonic() + ORPHANS_LIMIT_S
         while orphans:
             tree.kill_trees(orphans)
             for pid in orphans:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-            left = [pid for pid in tree.children(os.getpid()) if pid not in self._running]
+            left = [pid for pid in tree.children(os.getpid()) if pid not in self._running and pid != self._guard]
             if left and time.monotonic() > deadline:
                 return  # in an uninterruptible wait: it dies when that ends, and is reaped then
             if left == orphans:

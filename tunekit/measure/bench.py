@@ -142,9 +142,10 @@ class Bench:
     def _of_windows(
         self, racer: Racer, own: list[Taken], all_windows: list[Taken], heat_s: float, wall_s: float
     ) -> Outcome:
+        timeless = any(not usable(window.us) for window in own)
         return self._outcome(
             samples=[window.us for window in own if not window.rejected],
-            why_not=f"no complete round: {rejections(all_windows)}",
+            why_not=f"no complete round: {rejections(own if timeless else all_windows)}",
             seconds=Values(measure=wall_s, heat=heat_s),
             protocol=self._protocol("final", racer.method, racer.loaded.spec, racer.plan.cache),
             windows=tuple(window.values() for window in own),

@@ -30,6 +30,7 @@ HEAT_MIN_S = 0.3
 HEAT_MAX_S = 3.0
 STEADY_READINGS = 5
 STEADY_RATIO = 0.01
+TIMELESS = "it gave no time in a later round"
 
 
 class Contestant(Protocol):
@@ -159,7 +160,8 @@ def race(
 
     A window that was throttled, or gave no time, is taken again up to `max_retakes`
     times, after growing pauses. Where that fails the whole round is rejected: rounds
-    are compared as pairs, so all that race in one keep it or none does.
+    are compared as pairs, so all that race in one keep it or none does. Whoever gave no time though
+    the GPU was not throttled leaves the race, and none of its windows counts.
     """
     taken: list[Taken] = []
     racing, complete, until = list(contestants), 0, clock() + max_s
@@ -167,6 +169,10 @@ def race(
         this_round, whole = _round(racing, round_index, max_retakes, pause)
         taken += this_round if whole else [_with_reason(window, "round incomplete") for window in this_round]
         complete += whole
+        out = "" if whole else _timeless(this_round)
+        if out:
+            racing = [contestant for contestant in racing if contestant.id != out]
+            taken = [_with_reason(window, TIMELESS) if window.id == out else window for window in taken]
         if whole and decide and complete in LOOKS:
             left = set(decide(samples(taken)))
             racing = [contestant for contestant in racing if contestant.id in left]
@@ -209,6 +215,12 @@ def _rejected(us: float, state: GpuState) -> str:
     if state.disturbed:
         return "throttled: " + "+".join(state.disturbed)
     return "" if usable(us) else f"no time: {us!r}"
+
+
+def _timeless(round_: Sequence[Taken]) -> str:
+    """Who ended an incomplete round by giving no time at all, while the GPU was at ease; empty if throttling did."""
+    id = round_[-1].id
+    return "" if any(window.state.disturbed for window in round_ if window.id == id) else id
 
 
 def _with_reason(window: Taken, reason: str) -> Taken:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tunekit.errors import UserError
 from tunekit.measure.statistics import Decision, choose
 from tunekit.model import Outcome, Value, Values, Winner
 
@@ -41,18 +42,28 @@ def decide_again(finalists: Mapping[str, Outcome]) -> Decision:
     """The decision that the stored outcomes of one final, by variant id, come to.
 
     Raises:
-        KeyError: an outcome without the facts of :func:`noted`.
+        ValueError: the facts of :func:`noted` are missing from an outcome, or are none.
     """
     timed = {id: outcome for id, outcome in finalists.items() if outcome.ok}
     facts: Values = next((outcome.facts for outcome in timed.values()), Values())
-    return choose(
-        {id: outcome.samples_us for id, outcome in timed.items()},
-        incumbent=_marked(timed, "incumbent"),
-        default=_marked(timed, "default"),
-        cheaper={id: tuple(float(outcome.facts[key]) for key in TIE_KEYS) for id, outcome in timed.items()},
-        margin=float(facts["final_margin"]) if timed else 0.0,
-        confidence=float(facts["final_confidence"]) if timed else 0.5,
-    )
+    try:
+        return choose(
+            {id: outcome.samples_us for id, outcome in timed.items()},
+            incumbent=_marked(timed, "incumbent"),
+            default=_marked(timed, "default"),
+            cheaper={id: tuple(_fact(outcome.facts, key) for key in TIE_KEYS) for id, outcome in timed.items()},
+            margin=_fact(facts, "final_margin") if timed else 0.0,
+            confidence=_fact(facts, "final_confidence") if timed else 0.5,
+        )
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def _fact(facts: Values, name: str) -> float:
+    value = facts.get(name)
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"a finalist's {name} is {value!r}")
+    return float(value)
 
 
 def parted(winner: Winner, again: Decision) -> list[str]:

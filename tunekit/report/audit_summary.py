@@ -17,6 +17,9 @@ def print_audit(report: AuditReport, out: Printer) -> None:
         out.line()
     for number, database in enumerate(report.databases, 1):
         out.line(f"run {number} is kept in {database}")
+    if not report.agreements:
+        out.line("interrupted before two runs were complete: nothing to compare")
+        return
     agreed = sum(agreement.ok for agreement in report.agreements)
     out.line(f"{agreed} of {len(report.agreements)} problems: the same winner, or one that differs within a tie")
 

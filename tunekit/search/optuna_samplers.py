@@ -9,6 +9,7 @@ from that one. A failure is told as a failed trial, which has no value.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,12 @@ class Tpe(Sampled):
         return optuna.samplers.TPESampler(seed=seed, multivariate=True)
 
 
+def require_scipy() -> None:
+    """Raise UserError where what Optuna's Gaussian process needs is not installed; imports nothing."""
+    if importlib.util.find_spec("scipy") is None:
+        raise UserError("the search 'gp' needs scipy (pip install 'tunekit[gp]'); 'surrogate' does not")
+
+
 class Gp(Sampled):
     """Optuna's Gaussian process; it needs scipy.
 
@@ -98,8 +105,5 @@ class Gp(Sampled):
     name = "gp"
 
     def sampler(self, optuna: Any, seed: int) -> Any:
-        try:
-            import scipy  # type: ignore[import-untyped,import-not-found,unused-ignore]  # noqa: F401
-        except ImportError:
-            raise UserError("the search 'gp' needs scipy (pip install 'tunekit[gp]'); 'surrogate' does not") from None
+        require_scipy()
         return optuna.samplers.GPSampler(seed=seed)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tunekit.errors import UserError
 from tunekit.model import Variant
-from tunekit.search.optuna_samplers import Gp, Tpe
+from tunekit.search.optuna_samplers import Gp, Tpe, require_scipy
 from tunekit.search.protocol import Budget, Strategy, Told
 from tunekit.search.surrogate import Surrogate
 
@@ -61,10 +61,12 @@ def choose_strategy(asked: str, candidates: int, budget: Budget) -> Chosen:
     """The strategy to use; ``auto`` is exhaustive where the budget covers the space, else the surrogate.
 
     Raises:
-        UserError: an unknown name.
+        UserError: an unknown name, or one whose package is not installed.
     """
     if asked not in ("auto", *STRATEGIES):
         raise UserError(f"unknown search '{asked}' (known: auto, {', '.join(STRATEGIES)})")
+    if asked == "gp":
+        require_scipy()
     if asked != "auto":
         return Chosen(asked, "as asked")
     if budget.seconds is None and budget.left(0) >= candidates:

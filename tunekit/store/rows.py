@@ -58,6 +58,10 @@ class RowError(ValueError):
     """A row, or a value to be stored, that isn't what its fields promise."""
 
 
+LARGEST_COUNT = 2**63 - 1  # SQLite's
+LONGEST_US = 9e99  # as the schema's CHECK says
+
+
 def check_known(row: Row, columns: Sequence[str]) -> None:
     """Refuse a row with a field of a newer version: what it means can't be known here."""
     for name, value in row.items():
@@ -93,6 +97,8 @@ def number(value: object, field: str, *, above: float = -math.inf, least: float 
 def count(value: object, field: str, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RowError(f"{field} is {value!r}, not an integer from {least}")
+    if value > LARGEST_COUNT:
+        raise RowError(f"{field} is over {LARGEST_COUNT}, which a database holds no more")
     return value
 
 
@@ -102,7 +108,10 @@ def optional_count(value: object, field: str) -> int | None:
 
 def time_us(value: object, field: str) -> float:
     """A measured time in microseconds: finite and above 0, or it is no time."""
-    return number(value, field, above=0.0)
+    us = number(value, field, above=0.0)
+    if us >= LONGEST_US:
+        raise RowError(f"{field} is {value!r}; it must be below {LONGEST_US:g}")
+    return us
 
 
 def dump(value: Any, field: str) -> str:

@@ -13,19 +13,21 @@ import collections
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tunekit import identity
 from tunekit.errors import DatabaseError, UserError
 from tunekit.model import Environment, Outcome, Stage, Status, Trial, Values, Variant
-from tunekit.store import exchange, files, lines
+from tunekit.store import exchange, files, lines, rows
 from tunekit.store.database import Store
 
 PROTOCOL = "kernel-tuner/t4"
 IMPLEMENTATION = "kernel_tuner"
+SCHEMA = "1.0.0"
 _UNITS_US = {
     **dict.fromkeys(("s", "seconds"), 1e6),
     **dict.fromkeys(("", "ms", "milliseconds", "miliseconds"), 1e3),  # as Kernel Tuner 1.0 spells it
@@ -66,42 +68,119 @@ def read_t4(path: Path) -> tuple[Evaluation, ...]:
     """The evaluations of a T4 file, gzipped or not, in its order.
 
     Raises:
+        DatabaseError: the file can't be read, is no T4, or holds a result that is none.
+    """
+    found = _read(path)
+    bad = next((each for each in found if isinstance(each, str)), None)
+    if bad is not None:
+        raise DatabaseError(f"{path} is no T4 file: {bad}")
+    return tuple(each for each in found if isinstance(each, Evaluation))
+
+
+def _read(path: Path) -> list[Evaluation | str]:
+    """Each result of a T4 file: an evaluation, or why it is none.
+
+    Raises:
         DatabaseError: the file can't be read, or is no T4.
     """
     try:
         content = path.read_bytes()
         plain = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-        unit = str(plain.get("metadata", {}).get("timeunit", ""))
-        return tuple(_evaluation(each, unit) for each in plain["results"])
+    except (ValueError, EOFError, RecursionError, zlib.error, gzip.BadGzipFile) as error:
+        raise DatabaseError(f"{path} is no T4 file: {type(error).__name__}: {error}") from error
     except OSError as error:
         raise DatabaseError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise DatabaseError(f"{path} is no T4 file: {type(error).__name__}: {error}") from error
+    results = plain.get("results") if isinstance(plain, dict) else None
+    if not isinstance(results, list):
+        raise DatabaseError(f"{path} is no T4 file: it is no object with a list of results")
+    version = str(plain.get("schema_version", SCHEMA))
+    if version.partition(".")[0] != SCHEMA.partition(".")[0]:
+        raise DatabaseError(f"{path} has T4's schema {version}, this tunekit reads {SCHEMA}")
+    metadata = plain.get("metadata")
+    unit = str((metadata.get("timeunit") if isinstance(metadata, dict) else None) or "")
+    if unit not in _UNITS_US:
+        raise DatabaseError(f"{path} is no T4 file: its timeunit {unit!r} is unknown")
+    return [_evaluation_or_why(number, each, unit) for number, each in enumerate(results, start=1)]
 
 
-def _evaluation(result: Mapping[str, Any], unit: str) -> Evaluation:
+def _evaluation_or_why(number: int, result: Any, unit: str) -> Evaluation | str:
+    try:
+        return _evaluation(result, unit)
+    except KeyError as error:
+        return f"result {number}: lacks {error}"
+    except ValueError as error:
+        return f"result {number}: {error}"
+
+
+def _evaluation(result: Any, unit: str) -> Evaluation:
+    """One result.
+
+    Raises:
+        KeyError, ValueError: it is malformed.
+    """
+    result = _object(result, "it")
     invalidity = result["invalidity"]
-    if invalidity not in _ENDINGS:
+    if not isinstance(invalidity, str) or invalidity not in _ENDINGS:
         raise ValueError(f"invalidity {invalidity!r} is unknown (known: {', '.join(_ENDINGS)})")
-    objective = result.get("objectives", ["time"])[0]
-    found = next((each for each in result.get("measurements", ()) if each["name"] == objective), None)
-    times, scale = result["times"], _UNITS_US[unit]
-    time_us = None
-    if invalidity == "correct" and found is not None:
-        time_us = float(found["value"]) * _UNITS_US.get(str(found.get("unit") or unit), scale)
-    if time_us is None or not (math.isfinite(time_us) and time_us > 0):
-        time_us, invalidity = None, "runtime" if invalidity == "correct" else invalidity
+    configuration = _object(result["configuration"], "configuration")
+    for name, value in configuration.items():
+        if not isinstance(value, (bool, int, float, str)) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"configuration.{name} is {value!r}, not a plain value")
+    times, scale = _object(result["times"], "times"), _UNITS_US[unit]
+    runtimes = [_number(each, "runtimes") * scale for each in _list(times.get("runtimes"), "runtimes")]
+    time_us = _objective_us(result, unit) if invalidity == "correct" else None
+    if invalidity == "correct" and (time_us is None or not all(_is_time(us) for us in (time_us, *runtimes))):
+        time_us, invalidity = None, "runtime"
     phases = {"compile": "compilation", "verify": "validation", "measure": "benchmark"}
-    seconds = {ours: float(times[theirs]) * scale / 1e6 for ours, theirs in phases.items() if times.get(theirs)}
-    runtimes = tuple(float(each) * scale for each in times.get("runtimes", ()) or ())
+    seconds = {ours: _number(times.get(theirs) or 0.0, theirs) * scale / 1e6 for ours, theirs in phases.items()}
+    stamp = result.get("timestamp")
     return Evaluation(
-        Values(result["configuration"]),
+        Values(configuration),
         time_us,
         invalidity,
-        runtimes if time_us is not None else (),
-        Values(seconds),
-        str(result.get("timestamp", "")),
+        tuple(runtimes) if time_us is not None else (),
+        Values({name: spent for name, spent in seconds.items() if 0 < spent < math.inf}),
+        stamp if isinstance(stamp, str) else "",
     )
+
+
+def _objective_us(result: Mapping[str, Any], unit: str) -> float | None:
+    """The first objective, which must be a time; None where it was not measured."""
+    objectives = _list(result.get("objectives"), "objectives") or ["time"]
+    for each in _list(result.get("measurements"), "measurements"):
+        found = _object(each, "a measurement")
+        if found["name"] == objectives[0]:
+            its = str(found.get("unit") or unit)
+            if its not in _UNITS_US:
+                raise ValueError(f"the objective {objectives[0]!r} is in {its!r}, which is no unit of time")
+            return _number(found["value"], str(objectives[0])) * _UNITS_US[its]
+    return None
+
+
+def _is_time(us: float) -> bool:
+    return 0 < us < rows.LONGEST_US
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name}: {value!r} is no number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {type(value).__name__}, not an object")
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    """A list; an absent one is empty."""
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"{name} is {type(value).__name__}, not a list")
+    return value or []
 
 
 def variant_of(evaluation: Evaluation, kernel: str, device: str) -> Variant:
@@ -113,10 +192,10 @@ def import_t4(store: Store, path: Path, kernel: str | None = None, device: str |
     """Take in a T4 file as trials of the spec `kernel` for the architecture `device`.
 
     Without them they are the two halves of the file's name (``kernel-device.t4.json.gz``).
-    Importing twice changes nothing.
+    Importing twice changes nothing. A result that is none is rejected, and the others go in.
 
     Raises:
-        DatabaseError: the file is no T4, or the database can't be written.
+        DatabaseError: the file is no T4, or none of its results is one; or the database can't be written.
         UserError: the file's name tells no device, and none is given.
     """
     first, _, second = path.name.split(".")[0].rpartition("-")
@@ -125,13 +204,19 @@ def import_t4(store: Store, path: Path, kernel: str | None = None, device: str |
         raise UserError(
             f"{path.name} doesn't say the kernel and the device (KERNEL-DEVICE.t4.json): give --spec, --arch"
         )
-    return exchange.import_lines(
+    found = _read(path)
+    rejected = tuple(each for each in found if isinstance(each, str))
+    if rejected and len(rejected) == len(found):
+        raise DatabaseError(f"{path} is no T4 file: {rejected[0]}")
+    trials = ((number, each) for number, each in enumerate(found, start=1) if isinstance(each, Evaluation))
+    done = exchange.import_lines(
         store,
         (
             (number, lines.trial_line(_trial(each, kernel, device), recorded_at=each.recorded_at).encode())
-            for number, each in enumerate(read_t4(path), start=1)
+            for number, each in trials
         ),
     )
+    return replace(done, rejected=(*rejected, *done.rejected))
 
 
 def _trial(evaluation: Evaluation, kernel: str, device: str) -> Trial:

@@ -12,7 +12,7 @@ from tunekit.model import Value, Values, Winner
 from tunekit.progress import Agreement, AuditReport, SweepEvent, SweepReport
 from tunekit.settings import Settings
 from tunekit.sweep.options import SweepOptions
-from tunekit.sweep.run import sweep
+from tunekit.sweep.run import checked, sweep
 
 
 def audit(
@@ -33,6 +33,7 @@ def audit(
     """
     if times < 2:
         raise UserError(f"an audit repeats a sweep {times} times; it takes 2 at least")
+    checked(reference, problems, options, settings)  # before an earlier audit's databases go
     runs: list[SweepReport] = []
     databases: list[str] = []
     for number in range(1, times + 1):
@@ -52,8 +53,10 @@ def _remove(database: Path) -> None:
 
 
 def agreements(runs: Sequence[SweepReport]) -> tuple[Agreement, ...]:
-    """How far the runs' winners agree, problem by problem."""
+    """How far the runs' winners agree, problem by problem; nothing where fewer than two runs are complete."""
     whole = [run for run in runs if run.state == "done"]
+    if len(whole) < 2:
+        return ()
     columns = zip(*(run.problems for run in whole), strict=True)
     return tuple(agreement(column[0].problem, [report.winner for report in column]) for column in columns)
 

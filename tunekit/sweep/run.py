@@ -7,19 +7,52 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from tunekit.errors import UserError
-from tunekit.model import Value
+from tunekit.model import Value, Values
 from tunekit.progress import ProblemReport, SweepEvent, SweepReport
-from tunekit.search import parse_budget, strategy_name
+from tunekit.search import Budget, parse_budget, strategy_name
 from tunekit.settings import Settings
-from tunekit.spec import absolute_reference, load_spec
+from tunekit.spec import KernelSpec, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
-from tunekit.sweep.options import SweepOptions, check_named, choose_target, complete_problems
-from tunekit.sweep.problem import ProblemRun, candidates_of
+from tunekit.sweep.options import SweepOptions, Target, check_named, choose_target, complete_problems
+from tunekit.sweep.problem import Candidates, ProblemRun, candidates_of
 from tunekit.sweep.shared import shared
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request without a mistake, and what follows from it."""
+
+    spec: KernelSpec
+    target: Target
+    budget: Budget
+    candidates: Mapping[Values, Candidates]
+
+
+def checked(
+    reference: str, problems: Sequence[Mapping[str, Value]], options: SweepOptions, settings: Settings
+) -> Asked:
+    """What a sweep is asked, checked whole; nothing is written.
+
+    Raises:
+        UserError: a mistake in it.
+    """
+    spec = load_spec(reference)
+    target = choose_target(spec, options)
+    wanted = complete_problems(spec, problems)
+    options.rules()
+    budget = parse_budget(options.budget)
+    strategy_name(options.search, 0, budget)
+    candidates = {problem: candidates_of(spec, target, problem, options) for problem in wanted}
+    check_named([found.expansion for found in candidates.values()], options.variants)
+    unwritable = ArtifactStore(settings.artifacts).unwritable()
+    if unwritable:
+        raise UserError(f"a sweep keeps its artifacts, and can't: {unwritable}; set TUNEKIT_CACHE to another directory")
+    return Asked(spec, target, budget, candidates)
 
 
 def sweep(
@@ -36,29 +69,20 @@ def sweep(
     Raises:
         UserError: a mistake in the request, found before anything runs.
     """
-    spec = load_spec(reference)
-    target = choose_target(spec, options)
-    wanted = complete_problems(spec, problems)
-    options.rules()
-    budget = parse_budget(options.budget)
-    strategy_name(options.search, 0, budget)
-    candidates = {problem: candidates_of(spec, target, problem, options) for problem in wanted}
-    check_named([found.expansion for found in candidates.values()], options.variants)
-    unwritable = ArtifactStore(settings.artifacts).unwritable()
-    if unwritable:
-        raise UserError(f"a sweep keeps its artifacts, and can't: {unwritable}; set TUNEKIT_CACHE to another directory")
+    asked = checked(reference, problems, options, settings)
+    spec, target = asked.spec, asked.target
     reports: list[ProblemReport] = []
     notes: list[str] = [target.why] if target.why else []
     state: Literal["done", "interrupted", "failed"] = "failed"
     with Store.open(settings.database) as store:
-        arguments = {"problems": [dict(p) for p in wanted], **dataclasses.asdict(options)}
+        arguments = {"problems": [dict(p) for p in asked.candidates], **dataclasses.asdict(options)}
         number = store.start_sweep(spec.name, spec.version, target.arch.name, arguments)
         try:
             with shared(
                 spec, absolute_reference(reference), target, options, settings, store, number, on_event
             ) as means:
-                for problem in wanted:
-                    one = ProblemRun(means, problem, candidates[problem], budget)
+                for problem, candidates in asked.candidates.items():
+                    one = ProblemRun(means, problem, candidates, asked.budget)
                     try:
                         one.go()
                     finally:
