@@ -144,7 +144,7 @@ def test_what_a_method_adds_is_taken_off(monkeypatch, stream):
 
 def test_starting_a_graph_is_told_from_its_nodes(monkeypatch, stream):
     timer = CudaTimer(Device(None), cold=True)
-    monkeypatch.setattr(timer, "_replay_us", lambda graph: 5.0 + 1.5 * next(nodes))
+    monkeypatch.setattr(timer, "_between_events_us", lambda work: 5.0 + 1.5 * next(nodes))
     nodes = iter((1, 65))
     assert timer.added_us("cuda_graph") == pytest.approx(5.0)
 

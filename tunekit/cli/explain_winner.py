@@ -118,11 +118,10 @@ def _row(variant: Variant, standing: Standing) -> tuple[str, ...]:
     if standing.low is not None and standing.high is not None and standing.verdict != "leader":
         between = f"{100 * standing.low:.2f} and {100 * standing.high:.2f} %"
     behind = "" if standing.verdict == "leader" else f"{100 * standing.behind:.2f} %"
-    dropped = f"{standing.samples}"
     return (
         variant.id,
         units.microseconds(standing.median_us),
-        dropped,
+        str(standing.samples),
         behind,
         between,
         standing.verdict,

@@ -269,15 +269,19 @@ class Zygote:
             self.tell({"event": "finished", "id": running.id, "ending": ending})
         self._kill_orphans()
 
+    def _orphans(self) -> list[int]:
+        """Children that are neither a task nor the guard: what tasks have left behind."""
+        return [pid for pid in tree.children(os.getpid()) if pid not in self._running and pid != self._guard]
+
     def _kill_orphans(self) -> None:
-        orphans = [pid for pid in tree.children(os.getpid()) if pid not in self._running and pid != self._guard]
+        orphans = self._orphans()
         deadline = time.monotonic() + ORPHANS_LIMIT_S
         while orphans:
             tree.kill_trees(orphans)
             for pid in orphans:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-            left = [pid for pid in tree.children(os.getpid()) if pid not in self._running and pid != self._guard]
+            left = self._orphans()
             if left and time.monotonic() > deadline:
                 return  # in an uninterruptible wait: it dies when that ends, and is reaped then
             if left == orphans:

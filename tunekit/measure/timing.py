@@ -146,13 +146,7 @@ class CudaTimer:
 
     def _bare_pair_us(self) -> float:
         """The time between two events with nothing in between, on a busy stream."""
-        pairs = [_pair() for _ in range(OVERHEAD_READINGS)]
-        for begin, end in pairs:
-            self.flush()
-            begin.record()
-            end.record()
-        torch.cuda.synchronize()
-        return _median_us(pairs)
+        return self._between_events_us(lambda: None)
 
     def _graph_start_us(self) -> float:
         """What starting a graph takes, whatever is in it: one node's graph, less a node of a graph of many."""
@@ -163,15 +157,15 @@ class CudaTimer:
         def empty() -> None:
             tick.add_(1)
 
-        one, many = (self._replay_us(_capture([empty] * count)) for count in (1, 1 + EMPTY_CALLS))
+        one, many = (self._between_events_us(_capture([empty] * count).replay) for count in (1, 1 + EMPTY_CALLS))
         return max(0.0, one - (many - one) / EMPTY_CALLS)
 
-    def _replay_us(self, graph: torch.cuda.CUDAGraph) -> float:
+    def _between_events_us(self, work: Call) -> float:
         pairs = [_pair() for _ in range(OVERHEAD_READINGS)]
         for begin, end in pairs:
             self.flush()
             begin.record()
-            graph.replay()
+            work()
             end.record()
         torch.cuda.synchronize()
         return _median_us(pairs)

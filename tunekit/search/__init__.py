@@ -1,7 +1,7 @@
 """Which variants to try next: strategies behind one ask/tell protocol."""
 
 from tunekit.search.protocol import Budget, Strategy, Told, parse_budget
-from tunekit.search.strategies import STRATEGIES, choose_strategy, make_strategy, strategy_name
+from tunekit.search.strategies import STRATEGIES, choose_strategy, make_strategy
 
 __all__ = [
     "STRATEGIES",
@@ -11,5 +11,4 @@ __all__ = [
     "choose_strategy",
     "make_strategy",
     "parse_budget",
-    "strategy_name",
 ]

@@ -75,11 +75,6 @@ def choose_strategy(asked: str, candidates: int, budget: Budget) -> Chosen:
     return Chosen("surrogate", f"{candidates} variants, {limit}")
 
 
-def strategy_name(asked: str, candidates: int, budget: Budget) -> str:
-    """The name of :func:`choose_strategy`'s choice."""
-    return choose_strategy(asked, candidates, budget).name
-
-
 def make_strategy(name: str, candidates: Sequence[Variant], budget: Budget, seed: int) -> Strategy:
     """The strategy called `name` (see :func:`choose_strategy`) over the candidates; a `Space` is encoded but once.
 

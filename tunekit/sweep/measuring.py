@@ -12,7 +12,7 @@ from tunekit.compiling import Unit
 from tunekit.jobs import Pool
 from tunekit.measure import OUT_OF_MEMORY, SEEDS, Decision, MeasuringWorker, Rules, RunJob
 from tunekit.measure.plausible import implausible
-from tunekit.measure.protocol import Cache, is_current, searched_alike
+from tunekit.measure.protocol import is_current, searched_alike
 from tunekit.measure.record import decide_again, noted
 from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant, Winner
 from tunekit.spec import KernelSpec
@@ -89,7 +89,7 @@ class Measurer:
         verified = self._kept(unit, self.worker.verify(job, seeds=SEEDS if self.full else 1, edges=self.full))
         if not verified.ok:
             return verified
-        timed = self._plausible(self.worker.time(job, cache=self.rules.cache), self.rules.cache)
+        timed = self._plausible(self.worker.time(job, cache=self.rules.cache))
         cases = verified.facts.only(("cases",))
         return self._kept(unit, dataclasses.replace(timed, facts=timed.facts.merged(cases)))
 
@@ -112,7 +112,7 @@ class Measurer:
         name = uuid.uuid4().hex
         for id, outcome in outcomes.items():
             record = noted(
-                self._plausible(outcome, self.rules.cache),
+                self._plausible(outcome),
                 id,
                 final=name,
                 incumbent=incumbent,
@@ -197,14 +197,14 @@ class Measurer:
             final=final,
         )
 
-    def _plausible(self, outcome: Outcome, cache: Cache) -> Outcome:
+    def _plausible(self, outcome: Outcome) -> Outcome:
         """The outcome, or a failure where its time can't be."""
         if not outcome.ok or self.spec.cost is None:
             return outcome
         cost, gpu = self.spec.cost(self.problem), self.target.environment.gpu
-        why = (
-            implausible(middle(outcome.samples_us), cost, gpu, self.problem, cache) if self.target.arch.is_gpu else None
-        )
+        why = None
+        if self.target.arch.is_gpu:
+            why = implausible(middle(outcome.samples_us), cost, gpu, self.problem, self.rules.cache)
         if why is None:
             return outcome
         return dataclasses.replace(outcome, status=Status.LAUNCH_ERROR, reason=why, samples_us=())

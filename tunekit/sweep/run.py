@@ -13,7 +13,7 @@ from typing import Literal
 from tunekit.errors import UserError
 from tunekit.model import Value, Values
 from tunekit.progress import ProblemReport, SweepEvent, SweepReport
-from tunekit.search import Budget, parse_budget, strategy_name
+from tunekit.search import Budget, choose_strategy, parse_budget
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
@@ -46,7 +46,7 @@ def checked(
     wanted = complete_problems(spec, problems)
     options.rules()
     budget = parse_budget(options.budget)
-    strategy_name(options.search, 0, budget)
+    choose_strategy(options.search, 0, budget)
     candidates = {problem: candidates_of(spec, target, problem, options) for problem in wanted}
     check_named([found.expansion for found in candidates.values()], options.variants)
     unwritable = ArtifactStore(settings.artifacts).unwritable()
