@@ -16,6 +16,7 @@ from tunekit.model import Artifact, Values, Variant, Winner
 from tunekit.spec import Build, Implementation, KernelSpec
 from tunekit.spec.packages import absence, installed
 from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.imports import keep_imports, read_imports
 
 Function = Callable[..., Any]
 
@@ -141,5 +142,9 @@ class Library:
     def _fingerprint(self, variant: Variant) -> str:
         name = variant.implementation
         if name not in self._sources:
-            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build)
+            imports = read_imports(self.store.root)
+            known = len(imports)
+            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build, imports)
+            if len(imports) > known and self.store.root.is_dir():
+                keep_imports(self.store.root, imports)
         return self._sources[name]
