@@ -15,6 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from tunekit.dispatch.bundled import bundled_table, open_library
 from tunekit.dispatch.calls import CallForm, Given, Slots, select
 from tunekit.dispatch.checks import ALIGNMENT_BYTES, Call, check
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
@@ -28,6 +29,7 @@ from tunekit.settings import load_settings
 from tunekit.space import workspace
 from tunekit.spec import KernelSpec, ScalarArg, TensorArg, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.bundle import Bundle
 
 logger = logging.getLogger("tunekit")
 
@@ -43,6 +45,7 @@ def load(
     *,
     database: Path | None = None,
     artifacts: Path | None = None,
+    bundle: Path | None = None,
     compile: Literal["never", "allow"] = "never",
     strict: bool = False,
     devices: Devices | None = None,
@@ -54,13 +57,23 @@ def load(
     in a process of its own; else the next level that has one serves. `strict` raises
     instead of serving anything but the first choice.
 
+    `bundle` is a directory that ``tunekit bundle`` made: it alone is read, and nothing
+    is written or compiled.
+
     Raises:
-        UserError: no such spec; or both `strict` and compiling on request.
+        UserError: no such spec; both `strict` and compiling on request; a bundle that is
+            damaged or for another spec, or named beside a database, artifacts or compiling.
     """
     if compile not in ("never", "allow"):
         raise UserError(f"compile is {compile!r}; it must be 'never' or 'allow'")
     if strict and compile == "allow":
         raise UserError("strict mode never compiles: leave out strict=True or compile='allow'")
+    if bundle is not None:
+        if database is not None or artifacts is not None or compile == "allow":
+            raise UserError("a bundle serves alone: leave out database, artifacts and compile='allow'")
+        reference = absolute_reference(str(name))
+        bundled = open_library(load_spec(reference), Path(bundle))
+        return Kernel(bundled.spec, reference, bundled.bundle, bundled, None, strict, devices or TorchDevices())
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
@@ -83,7 +96,7 @@ class Kernel:
         self,
         spec: KernelSpec,
         reference: str,
-        database: Path,
+        database: Path | Bundle,
         library: Library,
         compiler: OnRequestCompiler | None,
         strict: bool,
@@ -185,7 +198,7 @@ class Kernel:
             self._counts["error"] += 1
             del self._tables[call.device]  # the next call looks again: somebody may have tuned or compiled meanwhile
             self._library.look_again()
-            raise NoKernelError(no_kernel(self.spec, self._reference, facts.arch, call.problem, done.missed))
+            raise NoKernelError(no_kernel(self._library, self._reference, facts.arch, call.problem, done.missed))
         candidate, (artifact, function) = done.candidate, done.thing
         self._counts[candidate.level.value] += 1
         if candidate.level not in (Level.EXACT, Level.BUCKET):
@@ -250,13 +263,20 @@ class Kernel:
         found = self._tables.get(device)
         if found is None:
             facts = self._devices.facts(device)
-            found = self._tables[device] = facts, read_table(self.spec, facts.arch, facts.environment, self._database)
+            found = self._tables[device] = facts, read_winners_of(self.spec, facts, self._database)
         return found
 
     def _warn_once(self, what: str, message: str) -> None:
         if what not in self._warned:
             self._warned.add(what)
             logger.warning("%s", message)
+
+
+def read_winners_of(spec: KernelSpec, facts: DeviceFacts, source: Path | Bundle) -> Table:
+    """What is known for a device: by the user's database and what ships, or by a bundle alone."""
+    if isinstance(source, Bundle):
+        return bundled_table(spec, facts.arch, facts.environment, source)
+    return read_table(spec, facts.arch, facts.environment, source)
 
 
 def make_entry(function: Function, call: Call, slots: Slots, workspace: int = 0) -> Entry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
@@ -62,7 +61,7 @@ def look_up(
     done = walk(table, complete, acquire)
     if done.candidate is None:
         raise NoKernelError(
-            no_kernel(loaded, spec if isinstance(spec, str) else spec.name, target, complete, done.missed)
+            no_kernel(library, spec if isinstance(spec, str) else spec.name, target, complete, done.missed)
         )
     return done.choice(done.candidate, done.thing, "" if done.thing else "; neither it nor any fallback is compiled")
 
@@ -81,7 +80,11 @@ def read_table(spec: KernelSpec, arch: str, here: Environment, database: Path) -
     """The recorded winners of a spec on `arch`, the user's and the shipped ones; logs what is of no use."""
     measured, shipped = read_winners(database, spec.name, arch), shipped_winners(spec.name, arch)
     protocols = present_protocols(spec, arch, here) if measured or shipped else None
-    table = make_table(spec, arch, here, measured, shipped, protocols)
+    return logged(make_table(spec, arch, here, measured, shipped, protocols))
+
+
+def logged(table: Table) -> Table:
+    """The table, a line logged where it left out what is of no use."""
     if table.unusable:
         more = f" (and {len(table.unusable) - 1} more)" if len(table.unusable) > 1 else ""
         logger.warning("%s%s", table.unusable[0], more)
@@ -101,10 +104,10 @@ def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozens
     )
 
 
-def no_kernel(spec: KernelSpec, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
+def no_kernel(library: Library, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
     """The message of a NoKernelError: shape, constraints, what was tried and the way out."""
+    spec = library.spec
     return (
         f"no kernel serves {spec.name} {problem} on {arch}: {explain_no_kernel(spec, arch, problem)}. "
-        f"Tried {'; '.join(missed)}. Tune it with `tunekit sweep {shlex.quote(reference)} --arch {arch} "
-        f"--problem {problem}`, or load it with compile='allow'"
+        f"Tried {'; '.join(missed)}. {library.way_out(reference, arch, problem)}"
     )
