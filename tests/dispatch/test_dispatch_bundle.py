@@ -16,14 +16,17 @@ import torch
 import tunekit
 from tests.dispatch.test_dispatch_processes import NOBODY, ROOT, obey_file_modes
 from tunekit.backends.load import RUNTIME_LIBRARY, runtime_library
+from tunekit.dispatch import bundling
 from tunekit.dispatch.bundling import bundle
 from tunekit.dispatch.devices import DeviceFacts
+from tunekit.dispatch.hot_path import hot_path_key
 from tunekit.environment import environment
 from tunekit.errors import NoKernelError, UserError
 from tunekit.identity import distribution_version
 from tunekit.model import Level
 from tunekit.settings import Settings
 from tunekit.spec import TensorArg, load_spec
+from tunekit.store import bundle_writer
 from tunekit.store.bundle import open_bundle
 
 NOT_THERE = ("cutlass", "nvidia", "cuda", "sqlite_utils", "optuna", "rich", "click", "filelock", "psutil")
@@ -164,9 +167,11 @@ def test_a_bundle_holds_the_file_that_is_loaded_and_no_other(tuned, make):
     compiled = tuned.compile(tuned.variant(unroll=2, delay_us=0), rows=8)
     assert sorted(path.suffix for path in tuned.artifacts.rglob("objects/*/*")) == 2 * [".so"] + 2 * [".source"]
     directory = make()
-    kept = [path.name for path in (directory / "artifacts").rglob("*") if path.is_file()]
-    assert len(kept) == 2 and sorted(Path(name).suffix for name in kept) == [".json", ".so"]
-    assert compiled.key not in "".join(kept)
+    (entry,) = json.loads((directory / "bundle.json").read_text())["entries"]
+    kept = {path.name for path in (directory / "artifacts").rglob("*") if path.is_file()}
+    assert {f"{entry['key']}.json", f"{hot_path_key()}.json", Path(entry["file"]).name} < kept
+    assert sorted(Path(name).suffix for name in kept) == [".json", ".json", ".so", ".so"]
+    assert f"{compiled.key}.json" not in kept
 
 
 @pytest.mark.parametrize("name", ["bundle.json", "winners.jsonl", "LICENSES/NOTICE.txt", "SHA256SUMS", ".so", ".json"])
@@ -193,7 +198,7 @@ def test_a_kernel_damaged_after_the_bundle_was_opened_is_refused(tuned, make):
     tuned.tune({"rows": 64}, unroll=4, delay_us=0)
     directory = make()
     kernel = tunekit.load(tuned.reference, bundle=directory)
-    (so,) = (directory / "artifacts").rglob("*.so")
+    so = directory / json.loads((directory / "bundle.json").read_text())["entries"][0]["file"]
     so.write_bytes(b"")
     with pytest.raises(UserError, match="is damaged"):
         kernel(torch.ones(64, 64))
@@ -213,6 +218,7 @@ def renamed_axis(spec):
 
 CONTRACTS = {
     "it is for version 1, here 2": lambda spec: replace(spec, version=2),
+    "it is for abacus machines": lambda spec: spec,
     "it is for host_scale": lambda spec: replace(spec, name="other"),
     r"its problem axes differ \(lines, rows\)": renamed_axis,
     "its axis cols differs": lambda spec: replace(
@@ -223,10 +229,14 @@ CONTRACTS = {
 
 
 @pytest.mark.parametrize("said", CONTRACTS)
-def test_a_bundle_of_another_contract_is_refused(tuned, make, said):
+def test_a_bundle_of_another_contract_is_refused(tuned, make, monkeypatch, said):
     tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    with monkeypatch.context() as patched:
+        if "abacus" in said:
+            patched.setattr(bundling.platform, "machine", lambda: "abacus")
+        directory = make()
     with pytest.raises(UserError, match=said) as caught:
-        open_bundle(make(), CONTRACTS[said](tuned.spec))
+        open_bundle(directory, CONTRACTS[said](tuned.spec))
     assert "does not fit" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -301,8 +311,6 @@ def test_a_bundle_serves_alone(tuned, make):
 
 def test_the_users_winner_goes_before_the_shipped_one_and_one_of_each_gpu(tuned, make, monkeypatch):
     """Of one GPU's winners for a problem, the last one; two GPUs' stand side by side."""
-    from tunekit.dispatch import bundling
-
     here = environment(0)
     other = replace(here, gpu="another", driver="1")
     ships = tuned.winner(tuned.variant(unroll=8, delay_us=0), {"rows": 64}, source="shipped")
@@ -317,8 +325,6 @@ def test_the_users_winner_goes_before_the_shipped_one_and_one_of_each_gpu(tuned,
 
 
 def test_a_shipped_winner_stays_a_shipped_one(tuned, make, monkeypatch):
-    from tunekit.dispatch import bundling
-
     variant = tuned.variant(unroll=8, delay_us=0)
     tuned.compile(variant, rows=64)
     ships = tuned.winner(variant, {"rows": 64}, source="shipped")
@@ -383,7 +389,6 @@ def test_a_bundle_never_takes_the_place_of_something_else(tuned, make, tmp_path)
 def test_a_failed_bundle_leaves_the_old_one(tuned, make, monkeypatch, tmp_path):
     tuned.tune({"rows": 64}, unroll=4, delay_us=0)
     directory = make()
-    from tunekit.store import bundle_writer
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -401,6 +406,7 @@ CUTE = f"{Path(__file__).parents[1] / 'specs' / 'cute_small.py'}:cute_scale"
 LOAD = """
 import sys, tunekit, torch
 from tunekit.dispatch.devices import DeviceFacts
+from tunekit.dispatch.hot_path import hot_path_key
 from tunekit.environment import environment
 
 class H200:
@@ -436,7 +442,7 @@ def test_a_gpu_kernel_in_a_bundle_says_what_it_needs(cute):
     names = f"__tvm_ffi_{entry['symbol']}".encode()
     content = (cute / entry["file"]).read_bytes()
     assert names in content and content.startswith(b"\x7fELF")
-    assert [path.suffix for path in (cute / "artifacts" / "objects").rglob("*.*")] == [".so"]
+    assert {path.suffix for path in (cute / "artifacts" / "objects").rglob("*.*")} == {".so"}
 
 
 def test_without_the_runtime_library_one_sentence_says_what_to_install(cute, bare):

@@ -1,4 +1,4 @@
-"""Serving from a bundle: its winners, its kernels, nothing else of this machine."""
+"""Serving from a bundle: its kernels, by variant and static axes, nothing else of this machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import shlex
 from pathlib import Path
 
 from tunekit.backends.load import missing_runtime
-from tunekit.dispatch.ladder import Candidate, Table, make_table
+from tunekit.dispatch.ladder import Candidate
 from tunekit.dispatch.library import Library
-from tunekit.dispatch.lookup import logged, present_protocols
-from tunekit.errors import NoKernelError, UserError
-from tunekit.model import Artifact, Environment, Values
+from tunekit.errors import UserError
+from tunekit.model import Artifact, Values
 from tunekit.spec import KernelSpec
 from tunekit.store.bundle import Bundle, Entry, artifact_of, open_bundle
 
@@ -72,18 +71,3 @@ def open_library(spec: KernelSpec, root: Path) -> BundledLibrary:
     if lacking:
         raise UserError(f"bundle {root} can't be served: {lacking}")
     return BundledLibrary(spec, bundle)
-
-
-def bundled_table(spec: KernelSpec, arch: str, here: Environment, bundle: Bundle) -> Table:
-    """A bundle's winners, sorted out for a device: those that were somebody's own, and those that ship.
-
-    Raises:
-        NoKernelError: the device is of another architecture than the bundle's.
-    """
-    if arch != bundle.arch:
-        raise NoKernelError(
-            f"bundle {bundle.root} holds {spec.name} for {bundle.arch}, and this device is {arch}: "
-            f"`tunekit bundle {spec.name} --arch {arch} --out DIR` makes one for it"
-        )
-    protocols = present_protocols(spec, arch, here) if bundle.winners else None
-    return logged(make_table(spec, arch, here, bundle.measured(), bundle.shipped(), protocols))

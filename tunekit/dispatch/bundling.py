@@ -7,6 +7,8 @@ package is missing.
 
 from __future__ import annotations
 
+import logging
+import platform
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +17,11 @@ from pathlib import Path
 from tunekit import identity, space
 from tunekit.arch import parse_arch
 from tunekit.backends.load import RUNTIME_PACKAGE
+from tunekit.dispatch.hot_path import hot_path_key, publish
 from tunekit.dispatch.ladder import Candidate, make_table, steps, usable
 from tunekit.dispatch.library import Library
 from tunekit.environment import environment
-from tunekit.errors import UserError
+from tunekit.errors import TunekitError, UserError
 from tunekit.model import Artifact, Level, Outcome, Values, Variant, Winner
 from tunekit.progress import SweepEvent
 from tunekit.settings import Settings
@@ -28,6 +31,8 @@ from tunekit.store.bundle import Bundle, Entry, arguments_of, axes_of
 from tunekit.store.bundle_writer import Part, check_target, write_bundle
 from tunekit.store.shipped import shipped_winners
 from tunekit.store.winners import read_winners
+
+logger = logging.getLogger("tunekit")
 
 OnEvent = Callable[[SweepEvent], None]
 
@@ -124,7 +129,7 @@ def bundle(
             f"({left_out[0].why}): --compile compiles them, or `{left_out[0].command}` one"
         )
     made = _bundle(spec, arch, out, parts, winners, library)
-    written = write_bundle(made, parts, library.store, force=force)
+    written = write_bundle(made, parts, library.store, besides=_hot_path(library.store), force=force)
     files = {entry.file for entry in written.entries}
     return Bundled(
         str(out),
@@ -224,7 +229,19 @@ def _bundle(
         needs[RUNTIME_PACKAGE] = max(compilers)
     made_with = {"tunekit": environment(0).tunekit, **tools}
     unique = tuple(dict.fromkeys(winners))
-    return Bundle(out, spec.name, spec.version, arch, axes_of(spec), (), unique, needs, made_with)
+    machine = platform.machine()
+    return Bundle(out, spec.name, spec.version, arch, machine, axes_of(spec), (), unique, needs, made_with)
+
+
+def _hot_path(store: ArtifactStore) -> list[Artifact]:
+    """The native half of dispatch, which a serving machine can't compile; none, and a warning, if there is none."""
+    try:
+        publish(store)
+        artifact = store.get(hot_path_key())
+    except TunekitError as error:
+        logger.warning("the bundle has no native dispatch, so its calls take some microseconds more: %s", error)
+        return []
+    return [artifact] if artifact is not None else []
 
 
 def _command(reference: str, wanted: Wanted) -> str:

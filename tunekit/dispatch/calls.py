@@ -1,7 +1,7 @@
 """Calls: however one is written, by position, keyword or shuffled, it is brought into one normal form.
 
-What a way of writing calls means is worked out once; after that :meth:`CallForm.arrange`
-only moves values, and looks at no argument that the call leaves out. Checks are in `checks`.
+What a way of writing calls means is worked out once, and is an `Order`; after that only values are moved, and no
+argument is looked at that the call leaves out. Checks are in `checks`.
 """
 
 from __future__ import annotations
@@ -35,22 +35,32 @@ class Present:
 
 
 @dataclass(frozen=True)
-class _Order:
-    """How the values of a call become slots; the values are positional, then keyword ones, and None at the end."""
+class Order:
+    """How the values of a call become slots: its arguments by position, then those by keyword, without the axes.
 
-    slots: Callable[[tuple[Any, ...]], Slots]
+    `places` has, for each slot, which of the values fills it, -1 where none does; None where that depends on
+    which values are None.
+    """
+
+    arranged: Callable[[tuple[Any, ...]], Slots]
     present: Present
+    places: tuple[int, ...] | None
+
+    def slots(self, values: tuple[Any, ...]) -> Slots:
+        return self.arranged((*values, None))
 
 
 @dataclass(frozen=True)
 class _Writing:
     """A way to write calls: so many positions and these keywords. `axes`: which of the values are axes.
 
-    `order` is None where what positions stand for depends on the flags' values.
+    `values` picks the others, all values where it is None. `order` is None where what positions stand for depends
+    on the flags' values.
     """
 
     axes: tuple[tuple[str, int], ...]
-    order: _Order | None
+    values: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
+    order: Order | None
 
 
 class CallForm:
@@ -59,22 +69,19 @@ class CallForm:
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
         self.names = tuple(arg.name for arg in spec.signature)
-        self.blank: Slots = (None,) * len(self.names)
         conditional = [slot for slot, arg in enumerate(spec.signature) if arg.when is not None]
-        self.leading = min(conditional, default=len(self.names))
+        self._leading = min(conditional, default=len(self.names))
         """How many arguments exist for every problem before one does not: of these, position i is slot i."""
-        self.first = tuple(self._present(range(count)) for count in range(self.leading + 1))
-        """What is present in a call of so many positions, up to `leading`, and no keyword."""
         self._slot = {name: slot for slot, name in enumerate(self.names)}
         self._axes = tuple(axis.name for axis in spec.axes)
         self._writings: dict[Way, _Writing] = {}
-        self._orders: dict[tuple[Way, Given], _Order] = {}
+        self._orders: dict[tuple[Way, Given], Order] = {}
 
-    def arrange(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Slots, Given, Present]:
-        """The normal form of a call.
+    def read(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Way, Given, tuple[Any, ...]]:
+        """How a call is written, the axes that it gives, and its other values.
 
         Raises:
-            UserError: an unknown or repeated argument, or too many of them.
+            UserError: an unknown argument, or an axis that is no plain value.
         """
         way: Way = (len(args), *keywords)
         writing = self._writings.get(way)
@@ -83,59 +90,75 @@ class CallForm:
             if len(self._writings) >= MAX_KEPT:
                 self._writings.clear()
             self._writings[way] = writing
-        values = (*args, *keywords.values(), None)
-        given: Given = ()
-        if writing.axes:
-            given = tuple(
-                [(name, type(value), value) for name, at in writing.axes if (value := values[at]) is not None]
-            )
-        order = writing.order or self._order_under(way, given)
-        return order.slots(values), given, order.present
-
-    def _writing(self, count: int, keywords: tuple[str, ...]) -> _Writing:
-        places = {name: count + place for place, name in enumerate(keywords)}
-        for name in keywords:
-            if name not in self._slot and name not in self._axes:
-                known = ", ".join((*self.names, *self._axes))
-                raise UserError(f"{self.spec.name} has no argument '{name}' (arguments and problem axes: {known})")
-        axes = tuple((name, places[name]) for name in self._axes if name in places)
-        order = self._order(tuple(range(count)), count, places) if count <= self.leading else None
-        return _Writing(axes, order)
-
-    def _order_under(self, way: Way, given: Given) -> _Order:
-        """The order of a call whose positions depend on flags, under the flags given."""
+        values = (*args, *keywords.values())
+        if writing.values is None:
+            return way, (), values
+        given = tuple([(name, type(value), value) for name, at in writing.axes if (value := values[at]) is not None])
         try:
-            found = self._orders.get((way, given))
-        except TypeError:  # an axis that is no plain value: what looks at it says so
-            found = None
+            hash(given)
+        except TypeError:
+            said(self.spec, given)  # says what is wrong with it
+            raise
+        return way, given, writing.values(values)
+
+    def order(self, way: Way, given: Given) -> Order:
+        """The order of the values of a call that `read` has read.
+
+        Raises:
+            UserError: a repeated argument, or too many of them.
+        """
+        writing = self._writings.get(way) or self._writing(way[0], way[1:])
+        if writing.order is not None:
+            return writing.order
+        found = self._orders.get((way, given))
         if found is None:
-            count = way[0]
-            places = {name: count + place for place, name in enumerate(way[1:])}
-            found = self._order(self._existing(given), count, places)
+            found = self._order(self._existing(given), *_count_and_names(way, {name for name, _ in writing.axes}))
             if len(self._orders) >= MAX_KEPT:
                 self._orders.clear()
             self._orders[way, given] = found
         return found
 
-    def _order(self, positions: tuple[int, ...], count: int, places: Mapping[str, int]) -> _Order:
-        """`positions`: the slots that positions stand for; `places`: which of the values each keyword is."""
+    def arrange(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Slots, Given]:
+        """The normal form of a call.
+
+        Raises:
+            UserError: an unknown or repeated argument, or too many of them.
+        """
+        way, given, values = self.read(args, keywords)
+        return self.order(way, given).slots(values), given
+
+    def _writing(self, count: int, keywords: tuple[str, ...]) -> _Writing:
+        for name in keywords:
+            if name not in self._slot and name not in self._axes:
+                known = ", ".join((*self.names, *self._axes))
+                raise UserError(f"{self.spec.name} has no argument '{name}' (arguments and problem axes: {known})")
+        places = {name: count + place for place, name in enumerate(keywords)}
+        axes = tuple((name, places[name]) for name in self._axes if name in places)
+        others = [place for place in range(count + len(keywords)) if place not in {place for _, place in axes}]
+        order = None
+        if count <= self._leading:
+            order = self._order(tuple(range(count)), *_count_and_names((count, *keywords), {name for name, _ in axes}))
+        return _Writing(axes, select(others) if axes else None, order)
+
+    def _order(self, positions: tuple[int, ...], count: int, names: tuple[str, ...]) -> Order:
+        """`positions`: the slots that positions stand for; `names`: the arguments given by keyword, in order."""
         if count > len(positions):
             takes = ", ".join(self.names[slot] for slot in positions)
             raise UserError(f"{self.spec.name} takes {len(positions)} arguments ({takes}), not {count}")
-        nothing = count + len(places)
+        nothing = count + len(names)
         source = [nothing] * len(self.names)
         twice: list[tuple[int, int]] = []
         for place, slot in enumerate(positions[:count]):
             source[slot] = place
-        for name, place in places.items():
-            slot = self._slot.get(name, -1)
-            if slot >= 0:
-                if source[slot] != nothing:
-                    twice.append((slot, source[slot]))
-                source[slot] = place
+        for place, name in enumerate(names, count):
+            slot = self._slot[name]
+            if source[slot] != nothing:
+                twice.append((slot, source[slot]))
+            source[slot] = place
         pick = select(source)
         filled = [slot for slot, place in enumerate(source) if place != nothing]
-        return _Order(self._either(pick, twice) if twice else pick, self._present(filled))
+        places = None if twice else tuple(-1 if place == nothing else place for place in source)
+        return Order(self._either(pick, twice) if twice else pick, self._present(filled), places)
 
     def _either(
         self, pick: Callable[[tuple[Any, ...]], Slots], twice: list[tuple[int, int]]
@@ -154,7 +177,7 @@ class CallForm:
 
         return picked
 
-    def _present(self, slots: range | list[int]) -> Present:
+    def _present(self, slots: list[int]) -> Present:
         tensors = [slot for slot in slots if isinstance(self.spec.signature[slot], TensorArg)]
         return Present(tuple(tensors), tuple(slot for slot in slots if slot not in tensors))
 
@@ -177,6 +200,11 @@ class CallForm:
         return tuple(slots)
 
 
+def _count_and_names(way: Way, axes: set[str]) -> tuple[int, tuple[str, ...]]:
+    """How many arguments a call gives by position, and which by keyword."""
+    return way[0], tuple(name for name in way[1:] if name not in axes)
+
+
 def said(spec: KernelSpec, given: Given) -> dict[str, Value]:
     """The axes that a call gives by keyword.
 
@@ -189,7 +217,9 @@ def said(spec: KernelSpec, given: Given) -> dict[str, Value]:
 
 
 def select(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What picks the values at these places, as a tuple also where it is one."""
+    """What picks the values at these places, as a tuple also where it is one or none."""
+    if not places:
+        return lambda given: ()
     if len(places) == 1:
         only = places[0]
         return lambda given: (given[only],)

@@ -16,6 +16,7 @@ from tunekit.model import Artifact, Choice, Environment, Value, Values
 from tunekit.settings import Settings, load_settings
 from tunekit.spec import KernelSpec, load_spec
 from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.bundle import Bundle
 from tunekit.store.shipped import shipped_winners
 from tunekit.store.winners import read_winners
 
@@ -76,15 +77,25 @@ def arch_here(spec: KernelSpec, here: Environment, device: int) -> str:
     return here.arch
 
 
-def read_table(spec: KernelSpec, arch: str, here: Environment, database: Path) -> Table:
-    """The recorded winners of a spec on `arch`, the user's and the shipped ones; logs what is of no use."""
-    measured, shipped = read_winners(database, spec.name, arch), shipped_winners(spec.name, arch)
+def read_table(spec: KernelSpec, arch: str, here: Environment, source: Path | Bundle) -> Table:
+    """The recorded winners of a spec on `arch`, the user's and the shipped ones; logs what is of no use.
+
+    `source` is the user's database, beside which those of tuning_db count; or a bundle, which has its own of both.
+
+    Raises:
+        NoKernelError: a bundle for another architecture.
+    """
+    if isinstance(source, Bundle):
+        if source.arch != arch:
+            raise NoKernelError(
+                f"bundle {source.root} holds {spec.name} for {source.arch}, and this device is {arch}: "
+                f"`tunekit bundle {spec.name} --arch {arch} --out DIR` makes one for it"
+            )
+        measured, shipped = source.measured(), source.shipped()
+    else:
+        measured, shipped = read_winners(source, spec.name, arch), shipped_winners(spec.name, arch)
     protocols = present_protocols(spec, arch, here) if measured or shipped else None
-    return logged(make_table(spec, arch, here, measured, shipped, protocols))
-
-
-def logged(table: Table) -> Table:
-    """The table, a line logged where it left out what is of no use."""
+    table = make_table(spec, arch, here, measured, shipped, protocols)
     if table.unusable:
         more = f" (and {len(table.unusable) - 1} more)" if len(table.unusable) > 1 else ""
         logger.warning("%s%s", table.unusable[0], more)

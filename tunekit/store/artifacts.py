@@ -74,6 +74,8 @@ class ArtifactStore:
 
     def unwritable(self) -> str | None:
         """Why nothing can be put here, in a sentence; None if it can."""
+        if self.frozen:
+            return f"{self.root} is only read"
         return self.refused() or files.unwritable(self.root)
 
     # -- reading
@@ -142,7 +144,7 @@ class ArtifactStore:
             DatabaseError: the store can't be written or is refused, or a name is not one.
         """
         manifest = self.manifest(key)
-        refused = self.refused()
+        refused = self.unwritable() if self.frozen else self.refused()
         if refused:
             raise DatabaseError(f"can't keep artifacts: {refused}")
         contents: dict[str, bytes] = {}
@@ -194,6 +196,8 @@ class ArtifactStore:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory for one compile's results, on this file system; gone afterwards."""
+        if self.frozen:
+            raise DatabaseError(f"{self.root} is only read")
         try:
             directory = self._directory("scratch", files.fresh_name())
         except OSError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,12 +52,14 @@ class Entry:
 @dataclass(frozen=True)
 class Bundle:
     """A bundle's index. `needs` maps packages that must be installed where it serves to the versions that it
-    was made with; `made_with` the same for what made it. `spec` and `version` are a KernelSpec's."""
+    was made with; `made_with` the same for what made it. `spec` and `version` are a KernelSpec's; `machine` is
+    the kind of CPU that the kernels' host code is for."""
 
     root: Path
     spec: str
     version: int
     arch: str
+    machine: str
     axes: tuple[Mapping[str, Any], ...]
     entries: tuple[Entry, ...]
     winners: tuple[Winner, ...]
@@ -171,9 +174,8 @@ def _read(root: Path) -> Bundle:
         )
     parsed = [lines.parse_line(line).value for _, line in lines.split((root / WINNERS).read_bytes())]
     winners = tuple(value for value in parsed if isinstance(value, Winner))
-    return Bundle(
-        root, spec, version, arch, tuple(plain["axes"]), tuple(entries), winners, plain["needs"], plain["made_with"]
-    )
+    head = {name: plain[name] for name in ("spec", "version", "arch", "machine", "needs", "made_with")}
+    return Bundle(root=root, axes=tuple(plain["axes"]), entries=tuple(entries), winners=winners, **head)
 
 
 def index_of(bundle: Bundle) -> dict[str, Any]:
@@ -194,6 +196,7 @@ def index_of(bundle: Bundle) -> dict[str, Any]:
         for entry in bundle.entries
     ]
     head = {"format": FORMAT, "spec": bundle.spec, "version": bundle.version, "arch": bundle.arch}
+    head["machine"] = bundle.machine
     made = {"made_with": dict(bundle.made_with), "needs": dict(bundle.needs)}
     return {**head, **made, "axes": list(bundle.axes), "entries": entries}
 
@@ -237,6 +240,8 @@ def misfit(bundle: Bundle, spec: KernelSpec) -> str | None:
         return f"it is for {bundle.spec}"
     if bundle.version != spec.version:
         return f"it is for version {bundle.version}, here {spec.version}"
+    if bundle.machine != platform.machine():
+        return f"it is for {bundle.machine} machines, this one is {platform.machine()}"
     there, here = {axis["name"]: axis for axis in bundle.axes}, {axis["name"]: axis for axis in axes_of(spec)}
     if list(there) != list(here):
         changed = sorted(set(there) ^ set(here)) or list(here)

@@ -54,8 +54,15 @@ def check_target(out: Path, *, force: bool) -> None:
         raise UserError(f"can't write {out}: {unwritable}")
 
 
-def write_bundle(bundle: Bundle, parts: Iterable[Part], source: ArtifactStore, *, force: bool = False) -> Bundle:
-    """Write `bundle` with the entries of `parts`, their files copied from `source`, to ``bundle.root``.
+def write_bundle(
+    bundle: Bundle,
+    parts: Iterable[Part],
+    source: ArtifactStore,
+    *,
+    besides: Iterable[Artifact] = (),
+    force: bool = False,
+) -> Bundle:
+    """Write `bundle` with the entries of `parts`, and artifacts `besides`, copied from `source`, to ``bundle.root``.
 
     Readers of an older bundle there see all of it or all of the new one, but for the instant between two renames.
 
@@ -67,31 +74,40 @@ def write_bundle(bundle: Bundle, parts: Iterable[Part], source: ArtifactStore, *
     check_target(out, force=force)
     try:
         with _beside(out) as scratch:
-            whole = _fill(scratch, bundle, parts, source)
+            whole = _fill(scratch, bundle, parts, besides, source)
             _publish(scratch, out)
     except OSError as error:
         raise DatabaseError(f"can't write {error.filename or out}: {error.strerror}") from error
     return replace(whole, root=out)
 
 
-def _fill(scratch: Path, bundle: Bundle, parts: Iterable[Part], source: ArtifactStore) -> Bundle:
+def _fill(
+    scratch: Path, bundle: Bundle, parts: Iterable[Part], besides: Iterable[Artifact], source: ArtifactStore
+) -> Bundle:
     (scratch / layout.ARTIFACTS).mkdir()
     target = ArtifactStore(scratch / layout.ARTIFACTS)
+
+    def place(artifact: Artifact) -> str:
+        """Copy the one file that is loaded; its name in the bundle."""
+        kept = target.put(
+            artifact.key,
+            artifact.symbol,
+            {artifact.role: source.path(artifact)},
+            footprint=artifact.footprint,
+            facts=artifact.facts,
+            seconds=artifact.seconds,
+        )
+        return target.path(kept).relative_to(scratch).as_posix()
+
     placed: dict[str, str] = {}
     entries = []
     for part in parts:
-        key, artifact = part.entry.key, part.artifact
+        key = part.entry.key
         if key not in placed:
-            kept = target.put(
-                key,
-                artifact.symbol,
-                {artifact.role: source.path(artifact)},
-                footprint=artifact.footprint,
-                facts=artifact.facts,
-                seconds=artifact.seconds,
-            )
-            placed[key] = target.path(kept).relative_to(scratch).as_posix()
+            placed[key] = place(part.artifact)
         entries.append(replace(part.entry, file=placed[key]))
+    for artifact in besides:
+        place(artifact)
     shutil.rmtree(target.root / "scratch", ignore_errors=True)
     whole = replace(bundle, entries=tuple(entries))
     written = {
