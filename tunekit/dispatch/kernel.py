@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tunekit.dispatch.bundled import open_library
-from tunekit.dispatch.calls import CallForm, Given, Order, Way
+from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
@@ -32,8 +32,8 @@ from tunekit.store.artifacts import ArtifactStore
 
 MAX_KEYS = 65_536
 """Keys kept of one way of writing calls; past it all are dropped and found again, so that memory stays bounded."""
-MAX_WAYS = 1024
-"""Ways of writing calls kept, under so many values of the axes given by keyword; past it likewise."""
+MAX_PLACES = 1024
+"""Ways of writing calls, each with the axes that it gives, that are kept; past it likewise."""
 
 
 def load(
@@ -98,8 +98,7 @@ class Kernel:
         self._resolver = resolver
         self._native_from = native_from
         self._form = CallForm(spec)
-        self._positional: dict[int, Table] = {}
-        self._by_keyword: dict[Hashable, Table] = {}
+        self._tables: dict[Place, Table] = {}
         self._past: Counter[Level] = Counter()
         """Calls counted by tables that are gone."""
         self._lock = threading.RLock()
@@ -108,24 +107,22 @@ class Kernel:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
+        place: Place = len(args)
         if keywords:
-            way, given, args = self._form.read(args, keywords)
-            table = self._by_keyword.get((way, given))
-        else:
-            table = self._positional.get(len(args))
-        if table is not None:
-            try:
-                answer = table.function(*args)
-            except Exception:
-                self._explain(table, args)
-                raise
-            if type(answer) is not int:
-                return answer
-            if answer >= 0:
-                return args[answer]
-            if answer != MISS:
-                return table.finish(answer, args)
-        return self._learn(way, given, args) if keywords else self._learn((len(args),), (), args)
+            place, args = self._form.read(args, keywords)
+        table = self._tables.get(place)
+        if table is None:
+            return self._learn(place, args)
+        try:
+            answer = table.function(*args)
+        except Exception:
+            self._explain(table, args)
+            raise
+        if type(answer) is not int:
+            return answer
+        if answer >= 0:
+            return args[answer]
+        return self._learn(place, args) if answer == MISS else table.finish(answer, args)
 
     def bind(self, problem: Mapping[str, Value], device: int | None = None) -> Callable[..., Any]:
         """The function that serves one problem, for inner loops and CUDA graphs: nothing is looked up or checked.
@@ -167,10 +164,8 @@ class Kernel:
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
         self._resolver.forget()
         with self._lock:
-            for count, table in list(self._positional.items()):
-                self._positional[count] = self._copy(table, CAPACITY, self._renewed)
-            for way, table in list(self._by_keyword.items()):
-                self._by_keyword[way] = self._copy(table, CAPACITY, self._renewed)
+            for place, table in list(self._tables.items()):
+                self._tables[place] = self._copy(table, CAPACITY, self._renewed)
 
     def device_facts(self, index: int) -> DeviceFacts:
         """The device of that index as dispatch sees it (-1: the CPU)."""
@@ -191,14 +186,14 @@ class Kernel:
         """How many calls found an entry, by the level that serves them."""
         with self._lock:
             total = Counter(self._past)
-            for table in (*self._positional.values(), *self._by_keyword.values()):
+            for table in self._tables.values():
                 for _, entry, calls in table.called():
                     total[entry.choice.level] += calls
         return total
 
-    def _learn(self, way: Way, given: Given, values: tuple[Any, ...]) -> Any:
+    def _learn(self, place: Place, values: tuple[Any, ...]) -> Any:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
-        order = self._form.order(way, given)
+        given, order = self._form.meaning(place)
         slots = order.slots(values)
         call = check(self.spec, slots, given)
         if not self._resolver.knows(call) and capturing():
@@ -208,7 +203,7 @@ class Kernel:
             )
         entry = self._entry(kind_of(call, order, slots))
         with self._lock:
-            self._remember(way, given, order, values, entry)
+            self._remember(place, given, values, entry)
         return entry.run(slots)
 
     def _entry(self, kind: Kind) -> Entry:
@@ -219,23 +214,21 @@ class Kernel:
     def _hot(self) -> HotPath | None:
         return None if self._native_from is None else hot_path(self._native_from)
 
-    def _remember(self, way: Way, given: Given, order: Order, values: tuple[Any, ...], entry: Entry) -> None:
-        tables: dict[Any, Table] = self._by_keyword if len(way) > 1 else self._positional
-        place = (way, given) if len(way) > 1 else way[0]
-        table = tables.get(place)
+    def _remember(self, place: Place, given: Given, values: tuple[Any, ...], entry: Entry) -> None:
+        table = self._tables.get(place)
         if table is None:
-            if len(tables) >= MAX_WAYS:
-                for dropped in list(tables.values()):
+            if len(self._tables) >= MAX_PLACES:
+                for dropped in list(self._tables.values()):
                     self._count(dropped)
-                tables.clear()
-            table = self._open(given, order, CAPACITY)
+                self._tables.clear()
+            table = self._open(given, entry.kind.order, CAPACITY)
         key = table.key(values)
         if key is None:
             return
         while not table.add(key, entry):
             capacity = table.capacity * 2
             table = self._copy(table, capacity) if capacity <= MAX_KEYS else self._copy(table, CAPACITY, lambda _: None)
-        tables[place] = table
+        self._tables[place] = table
 
     def _open(self, given: Given, order: Order, capacity: int) -> Table:
         hot = self._hot()
