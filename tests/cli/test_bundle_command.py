@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ def test_a_sweep_ends_in_a_bundle(tunekit, swept, tmp_path):
     assert done.status == 0, done.err
     assert done.out.startswith("host_scale on host: 1 kernels for 1 problems, ") and done.out.endswith(f"in {out}\n")
     assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=out).returncode == 0
+    assert "Apache License" in (out / "LICENSES" / "tunekit.txt").read_text()
 
 
 def test_what_is_left_out_is_listed_with_its_command(tunekit, swept, tmp_path):

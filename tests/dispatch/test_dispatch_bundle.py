@@ -15,6 +15,7 @@ import torch
 
 import tunekit
 from tests.dispatch.test_dispatch_processes import NOBODY, ROOT, obey_file_modes
+from tunekit.backends import host
 from tunekit.backends.load import RUNTIME_LIBRARY, runtime_library
 from tunekit.dispatch import bundling
 from tunekit.dispatch.bundling import bundle
@@ -112,6 +113,17 @@ def test_a_bundle_serves_where_there_is_nothing_else(tuned, make, bare):
     assert done["y"] == [0.5, 0.5 + 1 / 64]
     assert (done["stats"]["exact"], done["stats"]["loaded"], done["level"]) == (1, 1, "exact")
     assert done["databases"] == done["outside"] == done["written"] == [] and done["stderr"] == ""
+
+
+def test_a_bundle_without_native_dispatch_serves_all_the_same(tuned, make, bare, monkeypatch, caplog):
+    """Made where there is no C compiler: it says so, and its calls are dispatched in Python."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "COMPILERS", ())
+        directory = make()
+    assert "the bundle has no native dispatch" in caplog.text and "no C compiler found" in caplog.text
+    done = serve(tuned, directory, site=bare)
+    assert done["y"] == [0.5, 0.5 + 1 / 64] and "dispatched in Python" in done["stderr"]
 
 
 def test_a_bundle_serves_from_a_directory_that_cannot_be_written(tuned, make, bare):
@@ -322,6 +334,18 @@ def test_the_users_winner_goes_before_the_shipped_one_and_one_of_each_gpu(tuned,
     assert [winner.variant.id for winner in found.winners] == [mine.variant.id, theirs.variant.id]
     assert [winner.environment.gpu for winner in found.measured()] == [None, "another"]
     assert tunekit.load(tuned.reference, bundle=directory).choice(torch.ones(64, 64)).variant.id == mine.variant.id
+
+
+def test_a_shipped_winner_is_kept_beside_one_that_goes_before_it(tuned, make, monkeypatch):
+    """The ladder takes ours for 64 rows before the shipped one for 8; the bundle holds both."""
+    ours = tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    variant = tuned.variant(unroll=8, delay_us=0)
+    tuned.compile(variant, rows=8)
+    ships = tuned.winner(variant, {"rows": 8}, source="shipped")
+    monkeypatch.setattr(bundling, "shipped_winners", lambda *_: [ships])
+    found = open_bundle(make(), tuned.spec)
+    assert [winner.variant.id for winner in found.measured()] == [ours.variant.id]
+    assert [winner.variant.id for winner in found.shipped()] == [ships.variant.id]
 
 
 def test_a_shipped_winner_stays_a_shipped_one(tuned, make, monkeypatch):

@@ -169,7 +169,8 @@ def _of(winners: Iterable[Winner], gpu: str | None) -> list[Winner]:
 def _choose_of(
     spec: KernelSpec, arch: str, problems: Sequence[Values], measured: list[Winner], shipped: list[Winner]
 ) -> Iterator[Wanted]:
-    """One GPU's: what that GPU would be served, as it was when it last measured something."""
+    """One GPU's: what it would be served, as it was when it last measured something; and the problem's own winner,
+    where a nearer level comes before it."""
     present = {
         problem: winner for winner in (*shipped, *measured) if (problem := usable(spec, arch, winner)[0]) is not None
     }
@@ -178,11 +179,10 @@ def _choose_of(
     *_, last = present.values()
     table = make_table(spec, arch, last.environment, measured, shipped)
     for problem in problems or present:
-        for step in steps(table, problem):
-            if isinstance(step, Candidate):
-                if step.level is not Level.DEFAULT:
-                    yield Wanted(problem, step)
-                break
+        found = [step for step in steps(table, problem) if isinstance(step, Candidate) and step.winner is not None]
+        own = [each for each in found if each.winner is not None and usable(spec, arch, each.winner)[0] == problem]
+        for candidate in dict.fromkeys((*found[:1], *own[:1])):
+            yield Wanted(problem, candidate)
 
 
 def _with_fallbacks(spec: KernelSpec, arch: str, chosen: list[Wanted]) -> Iterator[Wanted]:
