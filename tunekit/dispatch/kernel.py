@@ -35,6 +35,9 @@ MAX_KEYS = 65_536
 MAX_PLACES = 1024
 """Ways of writing calls, each with the axes that it gives, that are kept; past it likewise."""
 
+NOWHERE = (lambda *arguments: MISS, lambda answer, arguments: None)
+"""Stands for the table of a place that has none."""
+
 
 def load(
     name: str | Path,
@@ -99,6 +102,8 @@ class Kernel:
         self._native_from = native_from
         self._form = CallForm(spec)
         self._tables: dict[Place, Table] = {}
+        self._functions: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """What a call needs of a table; of one table, also while another takes its place."""
         self._past: Counter[Level] = Counter()
         """Calls counted by tables that are gone."""
         self._lock = threading.RLock()
@@ -110,19 +115,17 @@ class Kernel:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
-        table = self._tables.get(place)
-        if table is None:
-            return self._learn(place, args)
+        function, finish = self._functions.get(place, NOWHERE)
         try:
-            answer = table.function(*args)
+            answer = function(*args)
         except Exception:
-            self._explain(table, args)
+            self._explain(place, args)
             raise
         if type(answer) is not int:
             return answer
         if answer >= 0:
             return args[answer]
-        return self._learn(place, args) if answer == MISS else table.finish(answer, args)
+        return self._learn(place, args) if answer == MISS else finish(answer, args)
 
     def bind(self, problem: Mapping[str, Value], device: int | None = None) -> Callable[..., Any]:
         """The function that serves one problem, for inner loops and CUDA graphs: nothing is looked up or checked.
@@ -165,7 +168,7 @@ class Kernel:
         self._resolver.forget()
         with self._lock:
             for place, table in list(self._tables.items()):
-                self._tables[place] = self._copy(table, CAPACITY, self._renewed)
+                self._put(place, self._copy(table, CAPACITY, self._renewed))
 
     def device_facts(self, index: int) -> DeviceFacts:
         """The device of that index as dispatch sees it (-1: the CPU)."""
@@ -221,6 +224,7 @@ class Kernel:
                 for dropped in list(self._tables.values()):
                     self._count(dropped)
                 self._tables.clear()
+                self._functions.clear()
             table = self._open(given, entry.kind.order, CAPACITY)
         key = table.key(values)
         if key is None:
@@ -228,7 +232,11 @@ class Kernel:
         while not table.add(key, entry):
             capacity = table.capacity * 2
             table = self._copy(table, capacity) if capacity <= MAX_KEYS else self._copy(table, CAPACITY, lambda _: None)
+        self._put(place, table)
+
+    def _put(self, place: Place, table: Table) -> None:
         self._tables[place] = table
+        self._functions[place] = table.function, table.finish
 
     def _open(self, given: Given, order: Order, capacity: int) -> Table:
         hot = self._hot()
@@ -256,9 +264,10 @@ class Kernel:
         except NoKernelError:
             return entry
 
-    def _explain(self, table: Table, values: tuple[Any, ...]) -> None:
+    def _explain(self, place: Place, values: tuple[Any, ...]) -> None:
         """After a call that raised: say what is wrong with its arguments, if that is the reason."""
-        check(self.spec, table.order.slots(values), table.given)
+        given, order = self._form.meaning(place)
+        check(self.spec, order.slots(values), given)
 
 
 def capturing() -> bool:
