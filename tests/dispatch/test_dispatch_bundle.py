@@ -104,14 +104,27 @@ def serve(tuned, directory: Path, *, site: Path, bound: bool = False) -> dict:
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
 
+def aged(directory: Path) -> dict[Path, float]:
+    """Make every file old, so that a use that is noted shows; the dates."""
+    for path in [*directory.rglob("*"), directory]:
+        os.utime(path, (1e9, 1e9))
+    return dates(directory)
+
+
+def dates(directory: Path) -> dict[Path, float]:
+    return {path: path.stat().st_mtime for path in [*directory.rglob("*"), directory]}
+
+
 def test_a_bundle_serves_where_there_is_nothing_else(tuned, make, bare):
     """No compiler, no database, no home: the winner, as measured here; no other place is read, nothing written."""
     tuned.tune({"rows": 64}, unroll=4, delay_us=0)
     directory = make()
     shutil.rmtree(tuned.root)
+    before = aged(directory)
     done = serve(tuned, directory, site=bare)
     assert done["y"] == [0.5, 0.5 + 1 / 64]
     assert (done["stats"]["exact"], done["stats"]["loaded"], done["level"]) == (1, 1, "exact")
+    assert dates(directory) == before
     assert done["databases"] == done["outside"] == done["written"] == [] and done["stderr"] == ""
 
 
@@ -132,13 +145,12 @@ def test_a_bundle_serves_from_a_directory_that_cannot_be_written(tuned, make, ba
     directory = make()
     for path in [*directory.rglob("*"), directory]:
         path.chmod(0o555 if path.is_dir() or path.suffix == ".so" else 0o444)
-        os.utime(path, (1e9, 1e9))
         if os.geteuid() == 0:
             os.chown(path, NOBODY, NOBODY)
-    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    before = aged(directory)
     done = serve(tuned, directory, site=bare, bound=True)
     assert done["level"] == "exact" and done["y"] == [0.5, 0.5 + 1 / 64]
-    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+    assert dates(directory) == before
 
 
 def test_a_bundle_that_anybody_may_write_is_refused(tuned, make):
@@ -422,6 +434,27 @@ def test_a_failed_bundle_leaves_the_old_one(tuned, make, monkeypatch, tmp_path):
         make(force=True)
     tunekit.load(tuned.reference, bundle=directory)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "cache"]
+
+
+def test_refreshing_a_bundle_serves_the_same(tuned, make):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    kernel = tunekit.load(tuned.reference, bundle=make(), strict=True)
+    x = torch.randn(64, 64)
+    first = kernel(x)
+    kernel.refresh()
+    assert torch.equal(kernel(x), first) and kernel.choice(x).level is Level.EXACT
+
+
+def test_the_licence_of_an_installed_tunekit_is_in_its_metadata(tmp_path, monkeypatch):
+    """Not whatever LICENSE lies beside the installed package."""
+    (tmp_path / "LICENSE").write_text("somebody else's")
+    licences = tmp_path / "tunekit-1.0.dist-info" / "licenses"
+    licences.mkdir(parents=True)
+    (licences.parent / "METADATA").write_text("Metadata-Version: 2.4\nName: tunekit\nVersion: 1.0\n")
+    (licences / "LICENSE").write_text("ours")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(bundle_writer, "__file__", str(tmp_path / "tunekit" / "store" / "bundle_writer.py"))
+    assert bundle_writer.own_licence() == "ours"
 
 
 # -- a real GPU kernel, cross-compiled; nothing of it is launched here
