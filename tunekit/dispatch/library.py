@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,13 @@ class Library:
     def look_again(self) -> None:
         """Forget which keys the store did not have; what failed stays ruled out."""
         self._ruled_out = {key: why for key, why in self._ruled_out.items() if why}
+
+    def way_out(self, reference: str, arch: str, problem: Values) -> str:
+        """What to do where nothing in here serves a problem, in a sentence without its full stop."""
+        return (
+            f"Tune it with `tunekit sweep {shlex.quote(reference)} --arch {arch} --problem {problem}`, "
+            "or load it with compile='allow'"
+        )
 
     def _same_sources(self, winner: Winner, problem: Values) -> bool:
         """Whether a winner's artifact was made from the present sources, by the compiler that it names."""
