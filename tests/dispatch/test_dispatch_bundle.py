@@ -20,7 +20,7 @@ from tunekit.backends.load import RUNTIME_LIBRARY, runtime_library
 from tunekit.dispatch import bundling
 from tunekit.dispatch.bundling import bundle
 from tunekit.dispatch.devices import DeviceFacts
-from tunekit.dispatch.hot_path import hot_path_key
+from tunekit.dispatch.hot_path import native_parts
 from tunekit.environment import environment
 from tunekit.errors import NoKernelError, UserError
 from tunekit.identity import distribution_version
@@ -134,7 +134,7 @@ def test_a_bundle_without_native_dispatch_serves_all_the_same(tuned, make, bare,
     with monkeypatch.context() as patched:
         patched.setattr(host, "COMPILERS", ())
         directory = make()
-    assert "the bundle has no native dispatch" in caplog.text and "no C compiler found" in caplog.text
+    assert "the bundle has no hot_path" in caplog.text and "no C compiler found" in caplog.text
     done = serve(tuned, directory, site=bare)
     assert done["y"] == [0.5, 0.5 + 1 / 64] and "dispatched in Python" in done["stderr"]
 
@@ -193,8 +193,8 @@ def test_a_bundle_holds_the_file_that_is_loaded_and_no_other(tuned, make):
     directory = make()
     (entry,) = json.loads((directory / "bundle.json").read_text())["entries"]
     kept = {path.name for path in (directory / "artifacts").rglob("*") if path.is_file()}
-    assert {f"{entry['key']}.json", f"{hot_path_key()}.json", Path(entry["file"]).name} < kept
-    assert sorted(Path(name).suffix for name in kept) == [".json", ".json", ".so", ".so"]
+    assert {f"{entry['key']}.json", *(f"{part.key}.json" for part in native_parts()), Path(entry["file"]).name} < kept
+    assert sorted(Path(name).suffix for name in kept) == 3 * [".json"] + 3 * [".so"]
     assert f"{compiled.key}.json" not in kept
 
 
@@ -463,7 +463,7 @@ CUTE = f"{Path(__file__).parents[1] / 'specs' / 'cute_small.py'}:cute_scale"
 LOAD = """
 import sys, tunekit, torch
 from tunekit.dispatch.devices import DeviceFacts
-from tunekit.dispatch.hot_path import hot_path_key
+from tunekit.dispatch.hot_path import native_parts
 from tunekit.environment import environment
 
 class H200:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import threading
@@ -234,7 +235,7 @@ def test_a_cold_key_is_refused_while_a_graph_is_captured(tuned, served, monkeypa
 
 def test_without_a_c_compiler_calls_are_dispatched_in_python(tuned, monkeypatch, caplog):
     tuned.tune({"rows": 8}, unroll=2, delay_us=0)
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(native, "_loaded", {})
     monkeypatch.setattr("tunekit.backends.host.COMPILERS", ("no-such-compiler",))
     kernel = tunekit.load(tuned.reference, **tuned.places)
     x = torch.randn(8, 64)
@@ -250,16 +251,43 @@ def test_without_a_c_compiler_calls_are_dispatched_in_python(tuned, monkeypatch,
 
 def test_the_native_half_is_compiled_once_and_kept(tuned, monkeypatch):
     store = ArtifactStore(tuned.artifacts)
-    native.publish(store)
-    assert store.get(native.hot_path_key()) is not None
+    native.publish(store, native.native_parts()[0])
+    assert store.get(native.native_parts()[0].key) is not None
     monkeypatch.setattr("tunekit.backends.host.COMPILERS", ())
-    native.publish(store)
-    monkeypatch.setattr(native, "_loaded", [])
+    native.publish(store, native.native_parts()[0])
+    monkeypatch.setattr(native, "_loaded", {})
     assert native.hot_path(store) is not None
 
 
 def test_a_store_that_can_not_be_written_still_has_a_native_half(tmp_path, monkeypatch):
     """Case 31: it is compiled for this process alone."""
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(native, "_loaded", {})
     (tmp_path / "file").write_text("")
     assert native.hot_path(ArtifactStore(tmp_path / "file" / "artifacts")) is not None
+
+
+def test_a_native_kernel_is_a_kernel_and_is_collected(tuned):
+    """caller.c's class holds the tables' functions, which hold what they close over: no cycle outlives its kernel."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    assert isinstance(kernel, module.Kernel) and type(kernel).__mro__[1].__name__ == "Caller"
+    assert repr(kernel) == "<tunekit kernel host_scale version 1>"
+    x = torch.randn(8, 64)
+    kernel(x)
+    kernel.myself = kernel
+    gone = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert gone() is None
+
+
+def test_without_pythons_headers_a_call_goes_through_python(tuned, monkeypatch, tmp_path):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    hot, caller = native.native_parts()
+    monkeypatch.setattr(native, "_loaded", {})
+    monkeypatch.setattr(native, "native_parts", lambda: (hot, dataclasses.replace(caller, headers=tmp_path)))
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    x, y = torch.randn(8, 64), torch.empty(8, 64)
+    assert type(kernel) is module.Kernel
+    assert kernel(x, y) is y and kernel(x, y) is y
+    assert kernel.stats()["calls"] == 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from tunekit import identity, space
 from tunekit.arch import parse_arch
 from tunekit.backends.load import RUNTIME_PACKAGE
-from tunekit.dispatch.hot_path import hot_path_key, publish
+from tunekit.dispatch.hot_path import native_parts, publish
 from tunekit.dispatch.ladder import Candidate, make_table, steps, usable
 from tunekit.dispatch.library import Library
 from tunekit.environment import environment
@@ -129,7 +129,7 @@ def bundle(
             f"({left_out[0].why}): --compile compiles them, or `{left_out[0].command}` one"
         )
     made = _bundle(spec, arch, out, parts, winners, library)
-    written = write_bundle(made, parts, library.store, besides=_hot_path(library.store), force=force)
+    written = write_bundle(made, parts, library.store, besides=_native(library.store), force=force)
     files = {entry.file for entry in written.entries}
     return Bundled(
         str(out),
@@ -233,15 +233,18 @@ def _bundle(
     return Bundle(out, spec.name, spec.version, arch, machine, axes_of(spec), (), unique, needs, made_with)
 
 
-def _hot_path(store: ArtifactStore) -> list[Artifact]:
-    """The native half of dispatch, which a serving machine can't compile; none, and a warning, if there is none."""
-    try:
-        publish(store)
-        artifact = store.get(hot_path_key())
-    except TunekitError as error:
-        logger.warning("the bundle has no native dispatch, so its calls take some microseconds more: %s", error)
-        return []
-    return [artifact] if artifact is not None else []
+def _native(store: ArtifactStore) -> list[Artifact]:
+    """The native half of dispatch, which a serving machine can't compile; a warning for each part that is missing."""
+    found: list[Artifact] = []
+    for part in native_parts():
+        try:
+            publish(store, part)
+            artifact = store.get(part.key)
+        except TunekitError as error:
+            logger.warning("the bundle has no %s, so its calls take longer: %s", part.name, error)
+        else:
+            found += [artifact] if artifact is not None else []
+    return found
 
 
 def _command(reference: str, wanted: Wanted) -> str:

@@ -6,6 +6,7 @@ artifacts, compiles) happens once per key.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
-from tunekit.dispatch.hot_path import HotPath, hot_path
+from tunekit.dispatch.hot_path import HotPath, caller, hot_path
 from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.resolver import Resolver
@@ -78,14 +79,26 @@ def load(
 
         bundled = open_library(spec, Path(bundle))
         resolver = Resolver(spec, reference, bundled.bundle, bundled, None, strict, devices)
-        return Kernel(spec, resolver, bundled.store if native else None)
+        return make_kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
     resolver = Resolver(spec, reference, settings.database, library, compiler, strict, devices)
-    return Kernel(spec, resolver, library.store if native else None)
+    return make_kernel(spec, resolver, library.store if native else None)
+
+
+def make_kernel(spec: KernelSpec, resolver: Resolver, native_from: ArtifactStore | None) -> Kernel:
+    """A kernel, of the native class where that can be had."""
+    native = None if native_from is None else caller(native_from)
+    return (Kernel if native is None else native_kernel(native))(spec, resolver, native_from)
+
+
+@functools.cache
+def native_kernel(caller: type) -> type[Kernel]:
+    """The class of kernels whose call is caller.c's."""
+    return type("Kernel", (caller, Kernel), {"__doc__": Kernel.__doc__, "__module__": Kernel.__module__})
 
 
 class Kernel:
@@ -105,6 +118,8 @@ class Kernel:
         self._tables: dict[Place, Table] = {}
         self._functions: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         """What a call needs of a table; of one table, also while another takes its place."""
+        self.functions: list[tuple[Callable[..., Any], Callable[..., Any]] | None] = [None] * (len(spec.signature) + 1)
+        """The same for calls by position, at their number of arguments: what caller.c looks at."""
         self._past: Counter[Level] = Counter()
         """Calls counted by tables that are gone."""
         self._lock = threading.RLock()
@@ -112,7 +127,7 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
+    def _call(self, *args: Any, **keywords: Any) -> Any:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
@@ -127,6 +142,8 @@ class Kernel:
         if answer >= 0:
             return args[answer]
         return self._learn(place, args) if answer == MISS else finish(answer, args)
+
+    __call__ = _call  # in a native kernel, caller.c stands before it
 
     def bind(self, problem: Mapping[str, Value], device: int | None = None) -> Callable[..., Any]:
         """The function that serves one problem, for inner loops and CUDA graphs: nothing is looked up or checked.
@@ -226,6 +243,7 @@ class Kernel:
                     self._count(dropped)
                 self._tables.clear()
                 self._functions.clear()
+                self.functions = [None] * len(self.functions)
             table = self._open(given, entry.kind.order, CAPACITY)
         key = table.key(values)
         if key is None:
@@ -237,7 +255,9 @@ class Kernel:
 
     def _put(self, place: Place, table: Table) -> None:
         self._tables[place] = table
-        self._functions[place] = table.function, table.finish
+        pair = self._functions[place] = table.function, table.finish
+        if isinstance(place, int):
+            self.functions[place] = pair
 
     def _open(self, given: Given, order: Order, capacity: int) -> Table:
         hot = self._hot()
