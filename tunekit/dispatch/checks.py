@@ -189,8 +189,8 @@ def _check_layout(tensors: list[tuple[TensorArg, Any]]) -> None:
     for arg, tensor in tensors:
         if tensor.is_cuda and max(tensor.shape, default=0) > LARGEST_SIZE:
             raise UserError(
-                f"'{arg.name}' has a dim of {max(tensor.shape)} (shape {tuple(tensor.shape)}); a GPU kernel's sizes are "
-                f"at most {LARGEST_SIZE} (int32): split the call"
+                f"'{arg.name}' has a dim of {max(tensor.shape)} (shape {tuple(tensor.shape)}); a GPU kernel's sizes "
+                f"go up to {LARGEST_SIZE} (int32): split the call"
             )
         if not tensor.is_contiguous():
             raise UserError(

@@ -122,7 +122,8 @@ STICKY = (
     ),
 )
 """Every sticky error. Not here: what a launch is refused for (invalid value or configuration, out of resources), no
-memory, a missing kernel image, an invalidated stream capture: after those the context works, and another variant may."""
+memory, a missing kernel image, an invalidated stream capture: the context outlives those, and another variant may work.
+"""
 
 _BY_NAME = {name: fault for fault in STICKY for name in (fault.name, fault.driver)}
 _BY_CODE = {fault.code: fault for fault in STICKY}

@@ -2,7 +2,8 @@
 
 The operator ``torch.ops.tunekit.NAME`` takes the signature's inputs and numbers, then the spec's axes by keyword, each
 optional where a call of the kernel may leave it out. It allocates its outputs and returns them as a list, since flags
-say how many there are. It computes forward only, and autocast passes it by.
+say how many there are; with in-place arguments as a tensor or a tuple, for torch traces no list beside those. It
+computes forward only, and autocast passes it by.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "tunekit"
 BACKENDS = ("CPU", "CUDA")
+LIST = "Tensor[]"
 
 _ops: dict[str, TorchOp] = {}
 """The operators of this process, by spec name."""
@@ -77,6 +79,7 @@ class TorchOp:
         self.options = options
         self._library, self.op = _register(kernel)
         self._outputs = tuple(arg.name for arg in spec.signature if _is_output(arg))
+        self._is_list = _returns(spec) == LIST
         form = CallForm(spec)
         self._leading = form.names[: form.leading]
         self._static = tuple(axis.name for axis in spec.axes if axis.static)
@@ -100,9 +103,9 @@ class TorchOp:
             if name in named:
                 raise UserError(f"{self!r} allocates its outputs: leave out '{name}'")
         outputs = self.op(**named)
-        if len(outputs) == 1:
-            return outputs[0]
-        return tuple(outputs) if outputs else None
+        if not self._is_list:
+            return outputs
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _positions_of(form: CallForm, static: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
@@ -136,20 +139,24 @@ def _register(kernel: Kernel) -> tuple[torch.library.Library, Any]:
         given = {**dict(zip(names, args, strict=False)), **keywords}
         return {key: value for key, value in given.items() if value is not None}
 
-    def compute(*args: Any, **keywords: Any) -> list[torch.Tensor]:
-        outputs = kernel(**by_name(args, keywords))
-        if isinstance(outputs, torch.Tensor):
-            return [outputs]
-        return list(outputs or ())
+    returns = _returns(spec)
 
-    def fake(*args: Any, **keywords: Any) -> list[torch.Tensor]:
+    def compute(*args: Any, **keywords: Any) -> Any:
+        outputs = kernel(**by_name(args, keywords))
+        if returns != LIST:
+            return outputs
+        return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+
+    def fake(*args: Any, **keywords: Any) -> Any:
         given = by_name(args, keywords)
         slots: Slots = tuple(given.pop(arg.name, None) for arg in spec.signature)
         like = next(value for value in slots if isinstance(value, torch.Tensor))
-        outputs = outputs_of(spec, slots, given)
-        return [like.new_empty(sizes, dtype=torch_dtype(dtype)) for sizes, dtype in outputs]
+        outputs = [like.new_empty(sizes, dtype=torch_dtype(dtype)) for sizes, dtype in outputs_of(spec, slots, given)]
+        if returns == LIST:
+            return outputs
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
-    def forward_only(*args: Any, **keywords: Any) -> list[torch.Tensor]:
+    def forward_only(*args: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
             for key, value in by_name(args, keywords).items():
                 if isinstance(value, torch.Tensor) and (value.requires_grad or _has_tangent(value)):
@@ -158,13 +165,12 @@ def _register(kernel: Kernel) -> tuple[torch.library.Library, Any]:
                         f"torch.no_grad() or torch.inference_mode(), or pass {key}.detach()"
                     )
         with torch._C._AutoDispatchBelowAutograd():
-            outputs: list[torch.Tensor] = op(*args, **keywords)
-        return outputs
+            return op(*args, **keywords)
 
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     try:
         library.define(
-            f"{spec.name}({_schema(spec, order)}) -> Tensor[]",
+            f"{spec.name}({_schema(spec, order)}) -> {returns}",
             tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
         )
     except RuntimeError as error:
@@ -195,6 +201,24 @@ def _schema(spec: KernelSpec, order: list[TensorArg | ScalarArg]) -> str:
     parts.append("*")
     parts += [f"{_axis_type(axis)}? {axis.name}=None" for axis in spec.axes]
     return ", ".join(parts)
+
+
+def _returns(spec: KernelSpec) -> str:
+    """What the operator returns, as torch's schemas write it.
+
+    Raises:
+        UserError: flags decide about outputs beside in-place arguments.
+    """
+    if not any(isinstance(arg, TensorArg) and arg.role == "inout" for arg in spec.signature):
+        return LIST
+    outputs = [arg for arg in spec.signature if _is_output(arg)]
+    for arg in outputs:
+        if arg.when is not None:
+            raise UserError(
+                f"torch takes no operator {NAMESPACE}::{spec.name}: it writes arguments in place, and then its outputs "
+                f"must be the same for every call, but '{arg.name}' is there for some problems only"
+            )
+    return "Tensor" if len(outputs) == 1 else f"({', '.join('Tensor' for _ in outputs)})"
 
 
 def _axis_type(axis: Axis) -> str:
