@@ -250,6 +250,7 @@ def test_a_gradient_is_refused_and_not_dropped(op):
         (lambda op, x: op(x, x=x), "got 'x' twice"),
         (lambda op, x: op(x, None, None, 1.0, 2.0), r"takes 3 arguments \(x, y, scale\), not 5"),
         (lambda op, x: op(x.t()), "'x' is not contiguous"),
+        (lambda op, x: op(x, factor=2.0), "has no argument 'factor'"),
     ],
 )
 def test_a_wrong_call_is_refused_as_the_kernel_would(op, call, words):

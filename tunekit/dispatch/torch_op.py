@@ -8,6 +8,7 @@ computes forward only, and autocast passes it by.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -78,18 +79,25 @@ class TorchOp:
         self.reference = reference
         self.options = options
         self._library, self.op = _register(kernel)
+        self._names = tuple(entry.name for entry in (*spec.signature, *spec.axes))
         self._outputs = tuple(arg.name for arg in spec.signature if _is_output(arg))
         self._is_list = _returns(spec) == LIST
-        form = CallForm(spec)
-        self._leading = form.names[: form.leading]
+        always = itertools.takewhile(lambda arg: arg.when is None, spec.signature)
+        self._leading = tuple(arg.name for arg in always)
         self._static = tuple(axis.name for axis in spec.axes if axis.static)
-        self._positions = torch.compiler.assume_constant_result(_positions_of(form, self._static))
+        compiler: Any = torch.compiler  # of no types
+        self._positions = compiler.assume_constant_result(_positions_of(CallForm(spec), self._static))
 
     def __repr__(self) -> str:
         return f"<torch.ops.{NAMESPACE}.{self.kernel.spec.name}>"
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        named = {name: value for name, value in keywords.items() if value is not None}
+        named = {}
+        for name, value in keywords.items():
+            if name not in self._names:
+                raise UserError(f"{self.kernel.spec.name} has no argument '{name}' (known: {', '.join(self._names)})")
+            if value is not None:
+                named[name] = value
         if args:
             names = self._leading
             if len(args) > len(names):
@@ -116,14 +124,14 @@ def _positions_of(form: CallForm, static: tuple[str, ...]) -> Callable[..., tupl
 
     def positions(count: int, *values: Value | None) -> tuple[str, ...]:
         given = {name: value for name, value in zip(static, values, strict=True) if value is not None}
-        slots, _, _ = form.arrange(tuple(range(count)), given)
+        slots = form.arrange(tuple(range(count)), given)[0]
         taken = {place: name for name, place in zip(form.names, slots, strict=True) if place is not None}
         return tuple(taken[place] for place in range(count))
 
     return positions
 
 
-def _register(kernel: Kernel) -> tuple[torch.library.Library, Any]:
+def _register(kernel: Kernel) -> tuple[Any, Any]:
     """Define a kernel's operator and what it does: computing, and tracing; the library must stay alive with it.
 
     Raises:
@@ -150,7 +158,9 @@ def _register(kernel: Kernel) -> tuple[torch.library.Library, Any]:
     def fake(*args: Any, **keywords: Any) -> Any:
         given = by_name(args, keywords)
         slots: Slots = tuple(given.pop(arg.name, None) for arg in spec.signature)
-        like = next(value for value in slots if isinstance(value, torch.Tensor))
+        like = next((value for value in slots if isinstance(value, torch.Tensor)), None)
+        if like is None:
+            raise UserError(f"{spec.name} got no tensor")
         outputs = [like.new_empty(sizes, dtype=torch_dtype(dtype)) for sizes, dtype in outputs_of(spec, slots, given)]
         if returns == LIST:
             return outputs
@@ -167,7 +177,7 @@ def _register(kernel: Kernel) -> tuple[torch.library.Library, Any]:
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **keywords)
 
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     try:
         library.define(
             f"{spec.name}({_schema(spec, order)}) -> {returns}",
@@ -236,7 +246,8 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
     """Whether forward-mode differentiation is under way through a tensor."""
     from torch.autograd import forward_ad
 
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    unpacked: Any = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return unpacked.tangent is not None
 
 
 def _options_words(options: dict[str, Any]) -> str:
