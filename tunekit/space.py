@@ -228,9 +228,8 @@ def workspace(spec: KernelSpec, variant: Variant, problem: Values) -> int:
     Raises:
         SpecError: the implementation's function fails, or gives no number of elements.
     """
-    return _workspace(
-        spec.implementation(variant.implementation), ARCHES[variant.arch], problem.merged(variant.tunables)
-    )
+    implementation = spec.implementation(variant.implementation)
+    return _workspace(implementation, ARCHES[variant.arch], problem.merged(variant.tunables))
 
 
 def _workspace(implementation: Implementation, arch: Arch, point: Values) -> int:
