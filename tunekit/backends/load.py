@@ -54,21 +54,30 @@ def load_kernel(so: Path, symbol: str) -> Callable[..., Any]:
     Raises:
         TunekitError: the file can't be loaded, or exports no such function.
     """
-    import tvm_ffi
-
     preload_runtime()
-    damage = damaged(so)
-    if damage:
-        raise TunekitError(f"{so} can't be loaded: {damage}")
-    try:
-        module = tvm_ffi.load_module(so)
-    except (RuntimeError, OSError, ValueError) as error:
-        raise TunekitError(f"{so} can't be loaded: {error}") from error
+    module = load_module(so)
     try:
         function: Callable[..., Any] = module[symbol]
     except (AttributeError, KeyError, RuntimeError) as error:
         raise TunekitError(f"{so} exports no function '{symbol}'") from error
     return function
+
+
+def load_module(so: Path) -> Any:
+    """A shared object as a module of TVM-FFI, which maps names to functions.
+
+    Raises:
+        TunekitError: it can't be loaded.
+    """
+    import tvm_ffi
+
+    damage = damaged(so)
+    if damage:
+        raise TunekitError(f"{so} can't be loaded: {damage}")
+    try:
+        return tvm_ffi.load_module(so)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise TunekitError(f"{so} can't be loaded: {error}") from error
 
 
 def damaged(so: Path) -> str | None:
