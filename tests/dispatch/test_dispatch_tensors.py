@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import tunekit
 from tests.dispatch.conftest import HOST_SCALE, SPECS
 from tunekit.dispatch.calls import CallForm
-from tunekit.dispatch.checks import LARGEST_SIZE, check
+from tunekit.dispatch.checks import ALIGNMENT_BYTES, LARGEST_SIZE, check
 from tunekit.dispatch.kinds import refusal
 from tunekit.errors import UserError
 from tunekit.spec import load_spec
@@ -80,6 +80,14 @@ def serve_or_refuse(kernel, x: torch.Tensor, words: str | None) -> None:
         assert (y == 7.0).all()
 
 
+def run_python(code: str, tuned, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A new process that serves from the same cache."""
+    env = {**os.environ, "TUNEKIT_CACHE": str(tuned.root), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 @pytest.mark.parametrize("backwards", [False, True], ids=["in order", "backwards"])
 def test_every_layout_is_right_or_refused_in_either_order(tuned, backwards):
     """Case 15, in one process: what came before changes no answer."""
@@ -101,10 +109,7 @@ def test_every_layout_is_right_or_refused_in_another_process(tuned):
         "for name in reversed(LAYOUTS): serve_or_refuse(kernel, LAYOUTS[name][0](), LAYOUTS[name][1])\n"
         "print(kernel.stats()['exact'])"
     )
-    env = {**os.environ, "TUNEKIT_CACHE": str(tuned.root), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python(code, tuned)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "1"
 
@@ -191,6 +196,56 @@ def test_what_lies_elsewhere_or_otherwise_is_refused(tuned, make, words):
         kernel(make())
     assert words in str(caught.value)
     assert kernel(X).shape == X.shape
+
+
+WARM = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import tunekit
+from tests.dispatch.test_dispatch_tensors import *
+kernel = tunekit.load(HOST_SCALE, native=sys.argv[1] == "native")
+for _ in range(2): kernel(X)
+calls = kernel.stats()["calls"]
+kinds = {
+    "wrapper": lambda: kernel(Wrapper(X)),
+    "fake": lambda: kernel(FakeTensorMode().from_tensor(X)),
+    "freed": lambda: kernel(freed()),
+    "zeros": lambda: kernel(torch._efficientzerotensor((ROWS, COLS))),
+    "functionalized": lambda: torch.func.functionalize(kernel)(X),
+    "output": lambda: kernel(X, Wrapper(X)),
+}
+for name, call in kinds.items():
+    try:
+        call()
+    except UserError as error:
+        assert "has no memory of its own" in str(error), error
+    else:
+        raise SystemExit(f"{name} was served")
+assert kernel.stats()["calls"] == calls
+print("refused")
+"""
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+def test_what_has_no_memory_is_refused_by_a_warm_key_too(tuned, way):
+    """Such a tensor has the shape and dtype of one that was served, and a null pointer: it must not find its entry.
+
+    In a process of its own, which would die of it.
+    """
+    tuned.tune({"rows": ROWS}, unroll=4, delay_us=0)
+    done = run_python(WARM, tuned, way)
+    assert (done.returncode, done.stdout.strip()) == (0, "refused"), done.stderr
+
+
+def test_no_public_view_is_negative_and_plain():
+    """The hot path can't see that a view is negative: those that torch gives out never lie as it wants them."""
+    for dtype in (torch.complex64, torch.complex128):
+        for shape in ((1,), (8,), (4, 4)):
+            for offset in range(4):
+                z = torch.zeros(offset + 16, dtype=dtype)[offset:][: torch.Size(shape).numel()].view(shape)
+                view = z.conj().imag
+                assert view.is_neg()
+                assert not view.is_contiguous() or view.data_ptr() % ALIGNMENT_BYTES
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])

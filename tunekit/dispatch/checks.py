@@ -180,8 +180,9 @@ class Reading:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor lies in memory as every artifact takes it: contiguous, 16-byte aligned."""
-    return bool(tensor.is_contiguous()) and not tensor.data_ptr() % ALIGNMENT_BYTES
+    """Whether a tensor lies in memory as every artifact takes it: contiguous, 16-byte aligned, and there at all."""
+    at = tensor.data_ptr() if tensor.is_contiguous() else 0
+    return bool(at) and not at % ALIGNMENT_BYTES and not tensor.is_neg()
 
 
 def _check_layout(tensors: list[tuple[TensorArg, Any]]) -> None:
@@ -197,7 +198,7 @@ def _check_layout(tensors: list[tuple[TensorArg, Any]]) -> None:
                 f"'{arg.name}' is not contiguous (shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}); "
                 f"pass {arg.name}.contiguous()"
             )
-        if not is_plain(tensor):
+        if tensor.data_ptr() % ALIGNMENT_BYTES:
             raise UserError(
                 f"'{arg.name}' starts {tensor.data_ptr() % ALIGNMENT_BYTES} bytes past a {ALIGNMENT_BYTES}-byte "
                 f"boundary (storage offset {tensor.storage_offset()}); pass {arg.name}.clone()"

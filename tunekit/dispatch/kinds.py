@@ -27,6 +27,8 @@ def refusal(name: str, tensor: Any) -> str | None:
         return f"'{name}' is a {tensor.layout} tensor on {tensor.device}; dense, on cpu or cuda is served"
     if tensor.is_quantized:
         return f"'{name}' is quantized ({tensor.dtype}); pass {name}.dequantize(), or its integers and scales"
+    # torch's public functions give negative views of the imaginary parts of complex numbers alone: none is contiguous
+    # and 16-byte aligned, so that the hot path, which can't see the bit, takes none either.
     if tensor.is_conj():
         return f"'{name}' is a conjugate view, whose memory holds other values; pass {name}.resolve_conj()"
     if tensor.is_neg():
@@ -43,6 +45,7 @@ def refusal(name: str, tensor: Any) -> str | None:
 def _has_memory(tensor: Any) -> bool:
     """Whether a tensor's elements can be pointed to. (A wrapper has the shape of one, and a null pointer.)"""
     try:
-        return bool(tensor.untyped_storage().data_ptr())
+        storage = tensor.untyped_storage()
+        return storage.device.type in SERVED_DEVICES and bool(storage.data_ptr())  # a FakeTensor's lies on meta
     except RuntimeError:  # NotImplementedError too: what torch raises of tensors that have no storage
         return False
