@@ -43,6 +43,7 @@ def load(
     *,
     database: Path | None = None,
     artifacts: Path | None = None,
+    bundle: Path | None = None,
     compile: Literal["never", "allow"] = "never",
     strict: bool = False,
     devices: Devices | None = None,
@@ -56,21 +57,34 @@ def load(
     instead of serving anything but the first choice. `native` False dispatches in Python
     also where the native hot path is to be had.
 
+    `bundle` is a directory that ``tunekit bundle`` made: winners and kernels come from it alone,
+    and nothing is written there or compiled for it.
+
     Raises:
-        UserError: no such spec; or both `strict` and compiling on request.
+        UserError: no such spec; both `strict` and compiling on request; a bundle that is
+            damaged or for another spec, or named beside a database, artifacts or compiling.
     """
     if compile not in ("never", "allow"):
         raise UserError(f"compile is {compile!r}; it must be 'never' or 'allow'")
     if strict and compile == "allow":
         raise UserError("strict mode never compiles: leave out strict=True or compile='allow'")
+    reference = absolute_reference(str(name))
+    spec = load_spec(reference)
+    devices = devices or TorchDevices()
+    if bundle is not None:
+        if database is not None or artifacts is not None or compile == "allow":
+            raise UserError("a bundle serves alone: leave out database, artifacts and compile='allow'")
+        from tunekit.dispatch.bundled import open_library  # here: most servers have none
+
+        bundled = open_library(spec, Path(bundle))
+        resolver = Resolver(spec, reference, bundled.bundle, bundled, None, strict, devices)
+        return Kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
-    reference = absolute_reference(str(name))
-    spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
-    resolver = Resolver(spec, reference, settings.database, library, compiler, strict, devices or TorchDevices())
+    resolver = Resolver(spec, reference, settings.database, library, compiler, strict, devices)
     return Kernel(spec, resolver, library.store if native else None)
 
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunekit.dispatch.checks import Call
 from tunekit.dispatch.devices import DeviceFacts, Devices
@@ -19,6 +20,9 @@ from tunekit.errors import NoKernelError, TunekitError
 from tunekit.model import Artifact, Choice, Level, Values
 from tunekit.spec import KernelSpec
 
+if TYPE_CHECKING:
+    from tunekit.store.bundle import Bundle
+
 logger = logging.getLogger("tunekit")
 
 Served = tuple[Choice, Function]
@@ -27,6 +31,7 @@ Served = tuple[Choice, Function]
 class Resolver:
     """What serves the calls of one spec: the recorded winners, the artifacts and, if asked for, the compiler.
 
+    `source` is where the winners are recorded: the user's database (beside what ships), or a bundle.
     `counts` and `warned` are for `Kernel.stats` and once-only warnings. Safe to call from several threads: one
     resolves, the others wait for it.
     """
@@ -35,7 +40,7 @@ class Resolver:
         self,
         spec: KernelSpec,
         reference: str,
-        database: Path,
+        source: Path | Bundle,
         library: Library,
         compiler: OnRequestCompiler | None,
         strict: bool,
@@ -45,7 +50,7 @@ class Resolver:
         self.devices = devices
         self.counts: Counter[str] = Counter()
         self._reference = reference
-        self._database = database
+        self._source = source
         self._library = library
         self._compiler = compiler
         self._strict = strict
@@ -89,7 +94,7 @@ class Resolver:
             self.counts["error"] += 1
             del self._tables[call.device]  # the next call looks again: somebody may have tuned or compiled meanwhile
             self._library.look_again()
-            raise NoKernelError(no_kernel(self.spec, self._reference, facts.arch, call.problem, done.missed))
+            raise NoKernelError(no_kernel(self._library, self._reference, facts.arch, call.problem, done.missed))
         candidate, (artifact, function) = done.candidate, done.thing
         self.counts[candidate.level.value] += 1
         if candidate.level not in (Level.EXACT, Level.BUCKET):
@@ -152,7 +157,7 @@ class Resolver:
         found = self._tables.get(device)
         if found is None:
             facts = self.devices.facts(device)
-            found = self._tables[device] = facts, read_table(self.spec, facts.arch, facts.environment, self._database)
+            found = self._tables[device] = facts, read_table(self.spec, facts.arch, facts.environment, self._source)
         return found
 
     def _warn_once(self, what: str, message: str) -> None:
