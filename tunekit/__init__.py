@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tunekit.dispatch.kernel import load
     from tunekit.dispatch.lookup import best
+    from tunekit.dispatch.torch_op import torch_op
 
     __version__: str
 
-__all__ = ["__version__", "best", "load"]
+__all__ = ["__version__", "best", "load", "torch_op"]
 
 
-_HOMES = {"load": "tunekit.dispatch.kernel", "best": "tunekit.dispatch.lookup"}
+_HOMES = {
+    "load": "tunekit.dispatch.kernel",
+    "best": "tunekit.dispatch.lookup",
+    "torch_op": "tunekit.dispatch.torch_op",
+}
 
 
 def __getattr__(name: str) -> Any:

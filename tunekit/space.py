@@ -25,6 +25,8 @@ from tunekit.spec.packages import absence, tools_of
 SPEC_MISTAKES = (Exception, SystemExit)
 # A space beyond this takes minutes and gigabytes to list.
 MOST_POINTS = 1_000_000
+# Kernels get a workspace's size as an int32, and refuse at the launch what is larger.
+LARGEST_WORKSPACE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -227,11 +229,14 @@ def workspace(spec: KernelSpec, variant: Variant, problem: Values) -> int:
         SpecError: the implementation's function fails, or gives no number of elements.
     """
     implementation = spec.implementation(variant.implementation)
+    return _workspace(implementation, ARCHES[variant.arch], problem.merged(variant.tunables))
+
+
+def _workspace(implementation: Implementation, arch: Arch, point: Values) -> int:
     if implementation.workspace is None:
         return 0
-    point = problem.merged(variant.tunables)
     try:
-        elements = implementation.workspace(point, ARCHES[variant.arch])
+        elements = implementation.workspace(point, arch)
     except SPEC_MISTAKES as error:
         raise _mistake(words_of(error), implementation, "workspace", point) from error
     if type(elements) is not int or elements < 0:
@@ -244,7 +249,10 @@ def _mistake(words: str, implementation: Implementation, what: str, point: Value
 
 
 def misfit(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> str | None:
-    """Why a point's declared footprint exceeds the architecture, or None."""
+    """Why a point's declared footprint exceeds the architecture, or its workspace what can be passed; or None."""
+    elements = _workspace(implementation, arch, problem.merged(tunables))
+    if elements > LARGEST_WORKSPACE:
+        return f"workspace {elements} elements > {LARGEST_WORKSPACE} (an int32 size)"
     return declared_footprint(implementation, arch, problem, tunables).misfit(arch)
 
 
