@@ -33,7 +33,8 @@ static PyObject* table_of(Caller* self, Py_ssize_t count) {
 static void explain(PyObject* self, PyObject* args) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  PyObject* done = PyObject_CallMethod(self, "_explain", "nO", PyTuple_GET_SIZE(args), args);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  PyObject* done = PyObject_CallMethod(self, "_explain", "nOO", PyTuple_GET_SIZE(args), args, value);
   if (done) {
     Py_DECREF(done);
     PyErr_Restore(type, value, traceback);
@@ -57,22 +58,21 @@ static PyObject* call(PyObject* self, PyObject* args, PyObject* keywords) {
   if (!keywords || !PyDict_GET_SIZE(keywords)) table = table_of((Caller*)self, PyTuple_GET_SIZE(args));
   if (!table) return in_python(self, args, keywords);
   PyObject* result = PyObject_Call(PyTuple_GET_ITEM(table, 0), args, NULL);
-  if (!result) {
-    explain(self, args);
-  } else if (PyLong_CheckExact(result)) {
-    long answer = PyLong_AsLong(result);
-    PyObject* output;
-    if (answer >= 0 && answer < PyTuple_GET_SIZE(args)) {
-      output = PyTuple_GET_ITEM(args, answer);
-      Py_INCREF(output);
-    } else if (answer == MISS) {
-      output = in_python(self, args, NULL);
-    } else {
-      output = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(table, 1), result, args, NULL);
-    }
+  long answer = result && PyLong_CheckExact(result) ? PyLong_AsLong(result) : MISS;
+  if (answer >= 0 && answer < PyTuple_GET_SIZE(args)) {
     Py_DECREF(result);
-    result = output;
+    result = PyTuple_GET_ITEM(args, answer);
+    Py_INCREF(result);
+  } else if (answer < MISS) {
+    PyObject* rest = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(table, 1), result, args, NULL);
+    Py_DECREF(result);
+    result = rest;
+  } else if (result && PyLong_CheckExact(result)) {
+    Py_DECREF(result);
+    Py_DECREF(table);
+    return in_python(self, args, NULL);
   }
+  if (!result) explain(self, args);
   Py_DECREF(table);
   return result;
 }

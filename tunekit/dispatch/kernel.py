@@ -18,6 +18,7 @@ from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
+from tunekit.dispatch.faults import as_device_fault, classify
 from tunekit.dispatch.hot_path import HotPath, caller, hot_path
 from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
@@ -134,14 +135,16 @@ class Kernel:
         function, finish = self._functions.get(place, NOWHERE)
         try:
             answer = function(*args)
-        except Exception:
-            self._explain(place, args)
+            if type(answer) is not int:
+                return answer
+            if answer >= 0:
+                return args[answer]
+            if answer < MISS:
+                return finish(answer, args)
+        except Exception as error:
+            self._explain(place, args, error)
             raise
-        if type(answer) is not int:
-            return answer
-        if answer >= 0:
-            return args[answer]
-        return self._learn(place, args) if answer == MISS else finish(answer, args)
+        return self._learn(place, args)
 
     __call__ = _call  # in a native kernel, caller.c stands before it
 
@@ -225,7 +228,11 @@ class Kernel:
         entry = self._entry(kind_of(call, order, slots))
         with self._lock:
             self._remember(place, given, values, entry)
-        return entry.run(slots)
+        try:
+            return entry.run(slots)
+        except Exception as error:
+            self._raise_fault(entry, error)
+            raise
 
     def _entry(self, kind: Kind) -> Entry:
         served = self._resolver.pick(kind.call)
@@ -285,10 +292,20 @@ class Kernel:
         except NoKernelError:
             return entry
 
-    def _explain(self, place: Place, values: tuple[Any, ...]) -> None:
-        """After a call that raised: say what is wrong with its arguments, if that is the reason."""
+    def _explain(self, place: Place, values: tuple[Any, ...], error: Exception) -> None:
+        """After a call that raised: say what it was, if the GPU faulted or the arguments are to blame."""
+        table = self._tables.get(place)
+        entry = table.entry(values) if table is not None and classify(error) else None
+        if entry is not None:
+            self._raise_fault(entry, error)
         given, order = self._form.meaning(place)
         check(self.spec, order.slots(values), given)
+
+    def _raise_fault(self, entry: Entry, error: Exception) -> None:
+        """Raise what a fault of the GPU is; nothing for any other error."""
+        fault = as_device_fault(error, self.spec.name, entry.choice.variant, entry.kind.call.device)
+        if fault is not None:
+            raise fault from error
 
 
 def capturing() -> bool:

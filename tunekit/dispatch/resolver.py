@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tunekit.dispatch.checks import Call
 from tunekit.dispatch.devices import DeviceFacts, Devices
+from tunekit.dispatch.faults import as_device_fault
 from tunekit.dispatch.ladder import Candidate, Table, walk
 from tunekit.dispatch.library import Function, Library
 from tunekit.dispatch.lookup import no_kernel, read_table
@@ -89,7 +90,7 @@ class Resolver:
     def _pick(self, call: Call) -> Served:
         facts, table = self._table(call.device)
         self.counts["problems"] += 1
-        done = walk(table, call.problem, lambda candidate: self._acquire(candidate, call.problem))
+        done = walk(table, call.problem, lambda candidate: self._acquire(candidate, call.problem, call.device))
         if done.candidate is None or done.thing is None:
             self.counts["error"] += 1
             del self._tables[call.device]  # the next call looks again: somebody may have tuned or compiled meanwhile
@@ -105,7 +106,9 @@ class Resolver:
             )
         return done.choice(candidate, artifact), function
 
-    def _acquire(self, candidate: Candidate, problem: Values) -> tuple[tuple[Artifact, Function] | None, str]:
+    def _acquire(
+        self, candidate: Candidate, problem: Values, device: int
+    ) -> tuple[tuple[Artifact, Function] | None, str]:
         """A candidate's artifact, loaded; or None and what it lacks (in strict mode: raises)."""
         artifact, lacks = self._library.find(candidate, problem)
         if artifact is None:
@@ -115,6 +118,9 @@ class Resolver:
             try:
                 function = self._library.load(artifact)
             except TunekitError as error:
+                fault = as_device_fault(error, self.spec.name, candidate.variant, device)
+                if fault is not None:  # no other variant would load in a context that is lost
+                    raise fault from error
                 lacks = str(error)
                 self._library.rule_out(artifact.key, lacks)
             else:
