@@ -4,12 +4,14 @@
     python benchmarks/cost_model.py fit TRIALS.jsonl --write tuning_db/fmha.sm_90a.cost.json
     python benchmarks/cost_model.py fit --db RESULTS.db
     python benchmarks/cost_model.py replay TRIALS.jsonl --seeds 40
+    python benchmarks/cost_model.py winners
 
 `extract` keeps what the fit needs of the search's measurements in databases, one JSON object a line: a group (problem,
 protocol, environment, version of the spec), then its trials. Those of an older version of the spec count where their
 problem and tunables can be read as today's; `--assume NAME=VALUE` says what a tunable was before it was one. Libraries
 are left out, and what declares no work. `fit` prints the coefficients and their error on held-out problems; `replay`
-lets strategies search the largest groups, with and without the order of a model that was fitted without their problem.
+lets strategies search the largest groups, with and without the order of a model that was fitted without their problem;
+`winners` says where the winners that ship stand in the shipped model's order of today's whole spaces.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from tunekit.errors import SpecError
 from tunekit.model import Footprint, Stage, Trial, Value, Values, Variant, to_json
 from tunekit.search import Budget, Told, make_strategy
 from tunekit.search.cost_fit import Observed, fit, held_out, log_error, ranking, usable
-from tunekit.search.cost_model import CostModel, Launch, Machine, Ranking, launch_of, resident
+from tunekit.search.cost_model import CostModel, Launch, Machine, Ranking, launch_of, parse_cost_model, resident
 from tunekit.search.encoding import Space
 from tunekit.search.replay import replay
+from tunekit.space import expand
 from tunekit.spec import KernelSpec, Work, load_spec
 from tunekit.store.database import read_records
+from tunekit.store.shipped import shipped_cost_model, shipped_winners
 
 # NVIDIA's data sheet of the H200 SXM (132 SMs); of an SM, the CUDA C++ Programming Guide 13.0, compute capability 9.0.
 MACHINES = {"NVIDIA H200": Machine("NVIDIA H200", 132, 233_472, 2048, 65_536)}
@@ -281,6 +285,26 @@ def evaluations(search: str, trials: Sequence[Measured], predicted: dict[str, fl
     return 1 + next(place for place, us in enumerate(best) if us is not None and us <= NEAR * best_us)
 
 
+def do_winners(arguments: argparse.Namespace) -> None:
+    spec, arch = load_spec(arguments.spec), ARCHES[arguments.arch]
+    model = parse_cost_model(shipped_cost_model(spec.name, arch.name))
+    latest = {winner.problem: winner.variant for winner in shipped_winners(spec.name, arch.name, version=spec.version)}
+    places: list[float] = []
+    factors: list[float] = []
+    for given, winner in latest.items():
+        problem = spec.problem(given)
+        launches = {v.id: launch_of(spec, problem, v) for v in expand(spec, arch, problem).variants}
+        predicted = {id: model.predict_us(launch) for id, launch in launches.items() if launch is not None}
+        if winner.id not in predicted:
+            continue
+        before = sum(us < predicted[winner.id] for us in predicted.values())
+        places.append(before / len(predicted))
+        factors.append(predicted[winner.id] / min(predicted.values()))
+    print(f"{len(places)} shipped winners: the share of their space that is predicted faster has median ", end="")
+    print(f"{statistics.median(places):.3f}, most {max(places):.3f}; they are predicted at ", end="")
+    print(f"{statistics.median(factors):.2f} times the least prediction (median), {max(factors):.2f} at most")
+
+
 def pair(text: str) -> tuple[str, Value]:
     name, _, value = text.partition("=")
     try:
@@ -292,11 +316,13 @@ def pair(text: str) -> tuple[str, Value]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for name, do in (("extract", do_extract), ("fit", do_fit), ("replay", do_replay)):
+    for name, do in (("extract", do_extract), ("fit", do_fit), ("replay", do_replay), ("winners", do_winners)):
         one = commands.add_parser(name)
         one.set_defaults(do=do)
         one.add_argument("--spec", default="fmha")
         one.add_argument("--arch", default="sm_90a", choices=list(ARCHES))
+        if name == "winners":
+            continue
         one.add_argument("--db", type=Path, nargs="+", default=[], help="databases to take the trials from")
         one.add_argument("--assume", type=pair, action="append", default=[], metavar="NAME=VALUE")
         if name == "extract":

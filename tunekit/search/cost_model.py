@@ -123,7 +123,7 @@ class CostModel:
     @property
     def usable(self) -> bool:
         """Whether its order is worth following."""
-        return bool(self.rankings) and self.rankings[0].spearman[0] >= LEAST_RANK_CORRELATION
+        return bool(self.rankings) and all(each.spearman[0] >= LEAST_RANK_CORRELATION for each in self.rankings)
 
     def words(self) -> str:
         """Where it comes from and how far it is off, on one line."""
@@ -131,10 +131,11 @@ class CostModel:
         if not self.rankings:
             return made
         whole = self.rankings[0]
-        best = ", ".join(f"{100 * (each[1] - 1):.1f} % of its first {k}" for k, each in whole.regret.items())
+        first = sorted(whole.regret)[len(whole.regret) // 2]
+        over = 100 * (whole.regret[first][1] - 1)
         return (
-            f"{made}; on {whole.problems} held-out problems Spearman {whole.spearman[0]:.2f}, the worst "
-            f"{whole.spearman[1]:.2f}; the best misses at most {best}"
+            f"{made}; on {whole.problems} held-out problems Spearman {whole.spearman[0]:.2f} (worst "
+            f"{whole.spearman[1]:.2f}), the best of its first {first} at most {over:.1f} % over the best"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -173,6 +174,8 @@ def parse_cost_model(raw: Any) -> CostModel:
 def _ranking(raw: Mapping[str, Any]) -> Ranking:
     low, high = raw["spearman"]
     regret = {int(k): (float(median), float(worst)) for k, (median, worst) in raw["regret"].items()}
+    if not regret:
+        raise KeyError("regret")
     return Ranking(int(raw["least_trials"]), int(raw["problems"]), (float(low), float(high)), regret)
 
 
