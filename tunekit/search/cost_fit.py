@@ -114,10 +114,10 @@ def regret(predicted: Floats, times: Floats, first: int) -> float:
 
 def spearman(one: Floats, other: Floats) -> float:
     """The rank correlation of two columns, ties at their mean rank; 0 where one of them is all ties."""
-    ranks = [_ranks(one), _ranks(other)]
-    if any(np.ptp(each) == 0 for each in ranks):
+    left, right = _ranks(one), _ranks(other)
+    if np.ptp(left) == 0 or np.ptp(right) == 0:
         return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(left, right)[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:
