@@ -1,18 +1,15 @@
 """Twenty host variants whose builds take a while: for interruptions, kills and resuming.
 
 The build of `number` 7 raises where the environment has TUNEKIT_TEST_FAIL_SEVENTH.
-``host_predicted``: the same; they declare work that is least at 12, and fewer steps the nearer. ``host_unpredictable``:
-its work function fails at 20.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 
 from tunekit.model import Cost
-from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tunable, Work
+from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tunable
 
 BUILD_S = 0.2
 SOURCE = """
@@ -52,16 +49,3 @@ host_many = KernelSpec(
     reference=lambda problem, inputs: {"y": 2.0 * inputs["x"].double()},
     cost=lambda p: Cost(flops=2.0 * p.n, bytes=8.0 * p.n),
 )
-
-
-def working(name, work):
-    (one,) = host_many.implementations
-    return dataclasses.replace(host_many, name=name, implementations=(dataclasses.replace(one, work=work),))
-
-
-def work(v, arch):
-    return Work(ctas=1, steps=abs(v.number - 12), stages=1, flops=0, step_bytes=0, edge_bytes=0)
-
-
-host_predicted = working("host_predicted", work)
-host_unpredictable = working("host_unpredictable", lambda v, arch: work(v, arch) if v.number < 20 else v.nothing)

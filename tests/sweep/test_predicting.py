@@ -18,8 +18,8 @@ from tunekit.store.shipped import shipped_cost_model
 from tunekit.sweep.predicting import Predictor, cost_model_of
 from tunekit.sweep.problem import ProblemRun
 
-PREDICTED = reference("host_many", "host_predicted")
-UNPREDICTABLE = reference("host_many", "host_unpredictable")
+PREDICTED = reference("host_predicted", "host_predicted")
+UNPREDICTABLE = reference("host_predicted", "host_unpredictable")
 NEAREST = sorted(range(2, 21), key=lambda number: (abs(number - 12), number))
 
 
