@@ -27,7 +27,7 @@ def moments() -> CallForm:
 
 
 def problem(form: CallForm, *args, **keywords) -> Values:
-    slots, given, _ = form.arrange(args, keywords)
+    slots, given = form.arrange(args, keywords)
     return check(form.spec, slots, given).problem
 
 

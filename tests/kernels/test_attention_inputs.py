@@ -211,7 +211,7 @@ def test_a_call_by_tensors_and_flags_states_the_problem(name: str) -> None:
         flags |= {"t": p.t, "s_k": p.s_k}
     elif p.page:
         flags.pop("s_k", None)
-    slots, given, _ = CallForm(SPEC).arrange((), {**draw(SPEC, p, 0, CPU), **flags})
+    slots, given = CallForm(SPEC).arrange((), {**draw(SPEC, p, 0, CPU), **flags})
     stated = checks.check(SPEC, slots, given).problem
     if p.page and not p.varlen:
         assert stated.s_k == p.table_pages * p.page

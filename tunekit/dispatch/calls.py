@@ -1,7 +1,7 @@
 """Calls: however one is written, by position, keyword or shuffled, it is brought into one normal form.
 
-What a way of writing calls means is worked out once; after that :meth:`CallForm.arrange`
-only moves values, and looks at no argument that the call leaves out. Checks are in `checks`.
+What a way of writing calls means is worked out once, and is an `Order`; after that only values are moved, and no
+argument is looked at that the call leaves out. Checks are in `checks`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Union
 
 from tunekit.errors import UserError
 from tunekit.model import Value
@@ -20,6 +20,9 @@ Slots = tuple[Any, ...]
 """An argument per entry of the signature, None where it was not given."""
 Way = tuple[Any, ...]
 """A way to write calls: the number of positional arguments, then the keywords' names in their order."""
+Place = Union[int, tuple[Any, ...]]
+"""All that makes a call mean what it does, but for its arguments: the number of them, where all go by position; else
+the way that it is written, or that with the values and the types of the axes that it gives."""
 Given = tuple[tuple[str, type, Value], ...]
 """The problem axes given as keywords, in the spec's order: name, type, value."""
 MAX_KEPT = 4096
@@ -35,22 +38,30 @@ class Present:
 
 
 @dataclass(frozen=True)
-class _Order:
-    """How the values of a call become slots; the values are positional, then keyword ones, and None at the end."""
+class Order:
+    """How the values of a call become slots: its arguments by position, then those by keyword, without the axes.
 
-    slots: Callable[[tuple[Any, ...]], Slots]
+    `places` has, for each slot, which of the values fills it, -1 where none does; None where that depends on
+    which values are None.
+    """
+
+    arranged: Callable[[tuple[Any, ...]], Slots]
     present: Present
+    places: tuple[int, ...] | None
+
+    def slots(self, values: tuple[Any, ...]) -> Slots:
+        return self.arranged((*values, None))
 
 
 @dataclass(frozen=True)
 class _Writing:
-    """A way to write calls: so many positions and these keywords. `axes`: which of the values are axes.
+    """What the values of a call are that is written in one way: `axes` picks those that are axes, named by `names`,
+    `others` those that are arguments. `order` is None where what positions stand for depends on the axes."""
 
-    `order` is None where what positions stand for depends on the flags' values.
-    """
-
-    axes: tuple[tuple[str, int], ...]
-    order: _Order | None
+    names: tuple[str, ...]
+    axes: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    others: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    order: Order | None
 
 
 class CallForm:
@@ -59,83 +70,109 @@ class CallForm:
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
         self.names = tuple(arg.name for arg in spec.signature)
-        self.blank: Slots = (None,) * len(self.names)
         conditional = [slot for slot, arg in enumerate(spec.signature) if arg.when is not None]
-        self.leading = min(conditional, default=len(self.names))
+        self._leading = min(conditional, default=len(self.names))
         """How many arguments exist for every problem before one does not: of these, position i is slot i."""
-        self.first = tuple(self._present(range(count)) for count in range(self.leading + 1))
-        """What is present in a call of so many positions, up to `leading`, and no keyword."""
         self._slot = {name: slot for slot, name in enumerate(self.names)}
         self._axes = tuple(axis.name for axis in spec.axes)
         self._writings: dict[Way, _Writing] = {}
-        self._orders: dict[tuple[Way, Given], _Order] = {}
+        self._orders: dict[tuple[Way, Given], Order] = {}
 
-    def arrange(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Slots, Given, Present]:
+    def read(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Place, tuple[Any, ...]]:
+        """Where a call belongs, and its arguments.
+
+        Raises:
+            UserError: an unknown argument.
+        """
+        if not keywords:
+            return len(args), args
+        way: Way = (len(args), *keywords)
+        writing = self._writings.get(way)
+        if writing is None:
+            writing = self._writing(way)
+        values = (*args, *keywords.values())
+        if not writing.names:
+            return way, values
+        axes = writing.axes(values)
+        return (way, axes, *map(type, axes)), writing.others(values)
+
+    def meaning(self, place: Place) -> tuple[Given, Order]:
+        """The axes that the calls of a place give, and the order of their arguments.
+
+        Raises:
+            UserError: an unknown or repeated argument, too many of them, or an axis that is no plain value.
+        """
+        way: Way
+        axes: tuple[Any, ...] = ()
+        if isinstance(place, int):
+            way = (place,)
+        elif isinstance(place[0], int):
+            way = place
+        else:
+            way, axes = place[:2]
+        writing = self._writings.get(way) or self._writing(way)
+        named = zip(writing.names, axes, strict=True)
+        given: Given = tuple((name, type(value), value) for name, value in named if value is not None)
+        try:
+            found = writing.order or self._orders.get((way, given))
+        except TypeError:
+            said(self.spec, given)  # says what is wrong with it
+            raise
+        if found is None:
+            found = self._order(self._existing(given), way, writing.names)
+            if len(self._orders) >= MAX_KEPT:
+                self._orders.clear()
+            self._orders[way, given] = found
+        return given, found
+
+    def arrange(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Slots, Given]:
         """The normal form of a call.
 
         Raises:
             UserError: an unknown or repeated argument, or too many of them.
         """
-        way: Way = (len(args), *keywords)
-        writing = self._writings.get(way)
-        if writing is None:
-            writing = self._writing(len(args), tuple(keywords))
-            if len(self._writings) >= MAX_KEPT:
-                self._writings.clear()
-            self._writings[way] = writing
-        values = (*args, *keywords.values(), None)
-        given: Given = ()
-        if writing.axes:
-            given = tuple(
-                [(name, type(value), value) for name, at in writing.axes if (value := values[at]) is not None]
-            )
-        order = writing.order or self._order_under(way, given)
-        return order.slots(values), given, order.present
+        place, values = self.read(args, keywords)
+        given, order = self.meaning(place)
+        return order.slots(values), given
 
-    def _writing(self, count: int, keywords: tuple[str, ...]) -> _Writing:
-        places = {name: count + place for place, name in enumerate(keywords)}
+    def _writing(self, way: Way) -> _Writing:
+        count, keywords = way[0], way[1:]
         for name in keywords:
             if name not in self._slot and name not in self._axes:
                 known = ", ".join((*self.names, *self._axes))
                 raise UserError(f"{self.spec.name} has no argument '{name}' (arguments and problem axes: {known})")
-        axes = tuple((name, places[name]) for name in self._axes if name in places)
-        order = self._order(tuple(range(count)), count, places) if count <= self.leading else None
-        return _Writing(axes, order)
+        names = tuple(name for name in self._axes if name in keywords)
+        others = [
+            place for place in range(len(way) - 1 + count) if place < count or keywords[place - count] not in names
+        ]
+        order = self._order(tuple(range(count)), way, names) if count <= self._leading else None
+        writing = _Writing(names, select([count + keywords.index(name) for name in names]), select(others), order)
+        if len(self._writings) >= MAX_KEPT:
+            self._writings.clear()
+        self._writings[way] = writing
+        return writing
 
-    def _order_under(self, way: Way, given: Given) -> _Order:
-        """The order of a call whose positions depend on flags, under the flags given."""
-        try:
-            found = self._orders.get((way, given))
-        except TypeError:  # an axis that is no plain value: what looks at it says so
-            found = None
-        if found is None:
-            count = way[0]
-            places = {name: count + place for place, name in enumerate(way[1:])}
-            found = self._order(self._existing(given), count, places)
-            if len(self._orders) >= MAX_KEPT:
-                self._orders.clear()
-            self._orders[way, given] = found
-        return found
-
-    def _order(self, positions: tuple[int, ...], count: int, places: Mapping[str, int]) -> _Order:
-        """`positions`: the slots that positions stand for; `places`: which of the values each keyword is."""
+    def _order(self, positions: tuple[int, ...], way: Way, axes: tuple[str, ...]) -> Order:
+        """`positions`: the slots that positions stand for; `axes`: the keywords that are no arguments."""
+        count = way[0]
+        names = [name for name in way[1:] if name not in axes]
         if count > len(positions):
             takes = ", ".join(self.names[slot] for slot in positions)
             raise UserError(f"{self.spec.name} takes {len(positions)} arguments ({takes}), not {count}")
-        nothing = count + len(places)
+        nothing = count + len(names)
         source = [nothing] * len(self.names)
         twice: list[tuple[int, int]] = []
         for place, slot in enumerate(positions[:count]):
             source[slot] = place
-        for name, place in places.items():
-            slot = self._slot.get(name, -1)
-            if slot >= 0:
-                if source[slot] != nothing:
-                    twice.append((slot, source[slot]))
-                source[slot] = place
+        for place, name in enumerate(names, count):
+            slot = self._slot[name]
+            if source[slot] != nothing:
+                twice.append((slot, source[slot]))
+            source[slot] = place
         pick = select(source)
         filled = [slot for slot, place in enumerate(source) if place != nothing]
-        return _Order(self._either(pick, twice) if twice else pick, self._present(filled))
+        places = None if twice else tuple(-1 if place == nothing else place for place in source)
+        return Order(self._either(pick, twice) if twice else pick, self._present(filled), places)
 
     def _either(
         self, pick: Callable[[tuple[Any, ...]], Slots], twice: list[tuple[int, int]]
@@ -154,7 +191,7 @@ class CallForm:
 
         return picked
 
-    def _present(self, slots: range | list[int]) -> Present:
+    def _present(self, slots: list[int]) -> Present:
         tensors = [slot for slot in slots if isinstance(self.spec.signature[slot], TensorArg)]
         return Present(tuple(tensors), tuple(slot for slot in slots if slot not in tensors))
 
@@ -189,7 +226,9 @@ def said(spec: KernelSpec, given: Given) -> dict[str, Value]:
 
 
 def select(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What picks the values at these places, as a tuple also where it is one."""
+    """What picks the values at these places, as a tuple also where it is one or none."""
+    if not places:
+        return lambda given: ()
     if len(places) == 1:
         only = places[0]
         return lambda given: (given[only],)

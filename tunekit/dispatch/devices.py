@@ -29,6 +29,10 @@ class Devices(Protocol):
 
     def facts(self, index: int) -> DeviceFacts: ...
 
+    def current(self) -> int:
+        """The device that work goes to where none is named."""
+        ...
+
 
 class TorchDevices:
     """The devices that torch sees.
@@ -44,6 +48,12 @@ class TorchDevices:
             UserError: a GPU whose architecture is not in the table, or no such GPU.
         """
         return _host_facts() if index == CPU else _cuda_facts(index)
+
+    def current(self) -> int:
+        """torch's current CUDA device; ``CPU`` where there is none."""
+        import torch
+
+        return torch.cuda.current_device() if torch.cuda.is_available() else CPU
 
 
 @functools.cache

@@ -1,41 +1,42 @@
 """``tunekit.load``: a callable that picks the recorded winner of every call and runs it.
 
-The hot path is a key from the tensors, a dict hit and the call. All else (checks,
-winners, artifacts, compiles) happens under a lock, once per key.
+The hot path is one call of a table's function, native where it can be (hot_path.c). All else (checks, winners,
+artifacts, compiles) happens once per key.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from tunekit.dispatch.calls import CallForm, Given, Slots, select
-from tunekit.dispatch.checks import ALIGNMENT_BYTES, Call, check
+from tunekit.dispatch.bundled import open_library
+from tunekit.dispatch.calls import CallForm, Given, Order, Place
+from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
-from tunekit.dispatch.ladder import Candidate, Table, walk
-from tunekit.dispatch.library import Function, Library
-from tunekit.dispatch.lookup import no_kernel, read_table
+from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
+from tunekit.dispatch.hot_path import HotPath, hot_path
+from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
-from tunekit.errors import NoKernelError, TunekitError, UserError
-from tunekit.model import Artifact, Choice, Level, Values
+from tunekit.dispatch.resolver import Resolver
+from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
+from tunekit.errors import NoKernelError, UserError
+from tunekit.model import Choice, Level, Value
 from tunekit.settings import load_settings
 from tunekit.space import workspace
-from tunekit.spec import KernelSpec, ScalarArg, TensorArg, absolute_reference, load_spec
+from tunekit.spec import KernelSpec, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 
-logger = logging.getLogger("tunekit")
-
-MISALIGNED = ALIGNMENT_BYTES - 1
 MAX_KEYS = 65_536
-"""Keys kept; past it all are dropped and found again, so that memory stays bounded."""
+"""Keys kept of one way of writing calls; past it all are dropped and found again, so that memory stays bounded."""
+MAX_PLACES = 1024
+"""Ways of writing calls, each with the axes that it gives, that are kept; past it likewise."""
 
-Entry = Callable[[Slots], Any]
+NOWHERE = (lambda *arguments: MISS, lambda answer, arguments: None)
+"""Stands for the table of a place that has none."""
 
 
 def load(
@@ -43,32 +44,47 @@ def load(
     *,
     database: Path | None = None,
     artifacts: Path | None = None,
+    bundle: Path | None = None,
     compile: Literal["never", "allow"] = "never",
     strict: bool = False,
     devices: Devices | None = None,
+    native: bool = True,
 ) -> Kernel:
     """A callable for the spec `name`, or a path as ``load_spec`` takes it.
 
     `database` and `artifacts` default to the settings' (TUNEKIT_DB, TUNEKIT_CACHE),
     read now. With `compile` ``"allow"`` a missing artifact is compiled on the request,
     in a process of its own; else the next level that has one serves. `strict` raises
-    instead of serving anything but the first choice.
+    instead of serving anything but the first choice. `native` False dispatches in Python
+    also where the native hot path is to be had.
+
+    `bundle` is a directory that ``tunekit bundle`` made: winners and kernels come from it alone,
+    and nothing is written there or compiled for it.
 
     Raises:
-        UserError: no such spec; or both `strict` and compiling on request.
+        UserError: no such spec; both `strict` and compiling on request; a bundle that is
+            damaged or for another spec, or named beside a database, artifacts or compiling.
     """
     if compile not in ("never", "allow"):
         raise UserError(f"compile is {compile!r}; it must be 'never' or 'allow'")
     if strict and compile == "allow":
         raise UserError("strict mode never compiles: leave out strict=True or compile='allow'")
+    reference = absolute_reference(str(name))
+    spec = load_spec(reference)
+    devices = devices or TorchDevices()
+    if bundle is not None:
+        if database is not None or artifacts is not None or compile == "allow":
+            raise UserError("a bundle serves alone: leave out database, artifacts and compile='allow'")
+        bundled = open_library(spec, Path(bundle))
+        resolver = Resolver(spec, reference, bundled.bundle, bundled, None, strict, devices)
+        return Kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
-    reference = absolute_reference(str(name))
-    spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
-    return Kernel(spec, reference, settings.database, library, compiler, strict, devices or TorchDevices())
+    resolver = Resolver(spec, reference, settings.database, library, compiler, strict, devices)
+    return Kernel(spec, resolver, library.store if native else None)
 
 
 class Kernel:
@@ -76,239 +92,186 @@ class Kernel:
 
     Problem axes that no tensor shows (flags) go by keyword. Scalars left out take the
     spec's defaults; outputs left out are allocated. Returns the outputs: one tensor, or
-    a tuple in the signature's order. Safe to call from several threads.
+    a tuple in the signature's order. Safe to call from several threads. `native_from` is
+    where the native hot path is kept; None: calls are dispatched in Python.
     """
 
-    def __init__(
-        self,
-        spec: KernelSpec,
-        reference: str,
-        database: Path,
-        library: Library,
-        compiler: OnRequestCompiler | None,
-        strict: bool,
-        devices: Devices,
-    ) -> None:
+    def __init__(self, spec: KernelSpec, resolver: Resolver, native_from: ArtifactStore | None) -> None:
         self.spec = spec
-        self._reference = reference
-        self._database = database
-        self._library = library
-        self._compiler = compiler
-        self._strict = strict
-        self._devices = devices
+        self._resolver = resolver
+        self._native_from = native_from
         self._form = CallForm(spec)
-        self._entries: dict[Any, Entry] = {}
-        self._tables: dict[int, tuple[DeviceFacts, Table]] = {}
-        self._choices: dict[tuple[int, Values], tuple[Choice, Function]] = {}
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._warned: set[str] = set()
+        self._tables: dict[Place, Table] = {}
+        self._functions: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """What a call needs of a table; of one table, also while another takes its place."""
+        self._past: Counter[Level] = Counter()
+        """Calls counted by tables that are gone."""
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        form = self._form
-        if keywords or len(args) > form.leading:
-            slots, given, present = form.arrange(args, keywords)
-        else:
-            slots, given, present = args + form.blank[len(args) :], (), form.first[len(args)]
+        place: Place = len(args)
+        if keywords:
+            place, args = self._form.read(args, keywords)
+        function, finish = self._functions.get(place, NOWHERE)
         try:
-            parts: list[Any] = [given]
-            for slot in present.tensors:
-                tensor = slots[slot]
-                if tensor is not None:
-                    parts += (
-                        slot,
-                        tensor.shape,
-                        tensor.dtype,
-                        tensor.device,
-                        tensor.is_contiguous() and not tensor.data_ptr() & MISALIGNED,
-                    )
-            for slot in present.scalars:
-                value = slots[slot]
-                if value is not None:
-                    parts += (slot, type(value))
-            key = tuple(parts)
-            entry = self._entries.get(key)
-        except (AttributeError, TypeError, RuntimeError):
-            entry, key = None, None  # something that is no plain tensor: the checks below say what
-        if entry is None:
-            entry = self._resolve(key, slots, given)
-        return entry(slots)
+            answer = function(*args)
+        except Exception:
+            self._explain(place, args)
+            raise
+        if type(answer) is not int:
+            return answer
+        if answer >= 0:
+            return args[answer]
+        return self._learn(place, args) if answer == MISS else finish(answer, args)
+
+    def bind(self, problem: Mapping[str, Value], device: int | None = None) -> Callable[..., Any]:
+        """The function that serves one problem, for inner loops and CUDA graphs: nothing is looked up or checked.
+
+        It takes all the arguments that exist for `problem`, outputs and numbers too, in the signature's order. Where
+        the variant needs scratch memory, this function has its own: calls must then follow one another on a stream.
+        `device` is torch's index, the current one by default, -1 for the CPU.
+
+        Raises:
+            NoKernelError: nothing can serve the problem.
+            UserError: the problem lacks an axis, or has a value that is not allowed.
+        """
+        complete = self.spec.problem(problem)
+        index = self._resolver.devices.current() if device is None else device
+        choice, function = self._resolver.pick(Call(complete, index, ()))
+        elements = workspace(self.spec, choice.variant, complete)
+        if not elements:
+            return function
+        import torch
+
+        scratch = torch.empty(elements, dtype=torch.float32, device="cpu" if index < 0 else f"cuda:{index}")
+        return lambda *arguments: function(*arguments, scratch)
 
     def choice(self, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
-        slots, given, _ = self._form.arrange(args, keywords)
-        call = check(self.spec, slots, given)
+        slots, given = self._form.arrange(args, keywords)
+        return self._resolver.pick(check(self.spec, slots, given))[0]
+
+    def refresh(self) -> None:
+        """Read the recorded winners again: what another process tuned or compiled serves from now on.
+
+        What has been called is resolved and loaded before it is put in place of the present entries, so that no call
+        finds a cold key; what nothing serves any more stays as it is.
+
+        Raises:
+            UserError: a CUDA graph is being captured on this thread's stream.
+        """
+        if capturing():
+            raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
+        self._resolver.forget()
         with self._lock:
-            return self._pick(call)[0]
+            for place, table in list(self._tables.items()):
+                self._put(place, self._copy(table, CAPACITY, self._renewed))
 
     def device_facts(self, index: int) -> DeviceFacts:
         """The device of that index as dispatch sees it (-1: the CPU)."""
-        return self._devices.facts(index)
+        return self._resolver.devices.facts(index)
 
     def stats(self) -> dict[str, int]:
         """Counters: ``problems`` resolved and how many at each level (each once, not each call), or in ``error``.
 
         Artifacts ``loaded`` and ``compiled``; ``recovered``: recorded winners that could
         not serve, so that the next choice did; ``would_compile``: artifacts that were
-        wanted and missing where compiling isn't allowed.
+        wanted and missing where compiling isn't allowed. ``calls``: those that found an entry.
         """
         names = ("problems", *(level.value for level in Level), "error", "loaded", "compiled", "recovered")
-        return {name: self._counts[name] for name in (*names, "would_compile")}
+        counts = {name: self._resolver.counts[name] for name in (*names, "would_compile")}
+        return {**counts, "calls": sum(self.calls().values())}
 
-    def _resolve(self, key: Any, slots: Slots, given: Given) -> Entry:
-        """The cold path: check the call, pick a variant, load it, remember how to call it."""
-        call = check(self.spec, slots, given)
+    def calls(self) -> Counter[Level]:
+        """How many calls found an entry, by the level that serves them."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                choice, function = self._pick(call)
-                entry = make_entry(function, call, slots, workspace(self.spec, choice.variant, call.problem))
-                if len(self._entries) >= MAX_KEYS:
-                    self._entries.clear()
-                    self._choices.clear()
-                if key is not None:
-                    self._entries[key] = entry
-        return entry
+            total = Counter(self._past)
+            for table in self._tables.values():
+                for _, entry, calls in table.called():
+                    total[entry.choice.level] += calls
+        return total
 
-    def _pick(self, call: Call) -> tuple[Choice, Function]:
-        """The choice for a checked call, and its function; made once per device and problem."""
-        known = self._choices.get((call.device, call.problem))
-        if known is not None:
-            return known
-        facts, table = self._table(call.device)
-        self._counts["problems"] += 1
-        done = walk(table, call.problem, lambda candidate: self._acquire(candidate, call.problem))
-        if done.candidate is None or done.thing is None:
-            self._counts["error"] += 1
-            del self._tables[call.device]  # the next call looks again: somebody may have tuned or compiled meanwhile
-            self._library.look_again()
-            raise NoKernelError(no_kernel(self.spec, self._reference, facts.arch, call.problem, done.missed))
-        candidate, (artifact, function) = done.candidate, done.thing
-        self._counts[candidate.level.value] += 1
-        if candidate.level not in (Level.EXACT, Level.BUCKET):
-            self._warn_once(
-                f"level {candidate.level}",
-                f"{self.spec.name} {call.problem} on {facts.arch} is served by {candidate.level}: {candidate.variant} "
-                f"({candidate.why}); later ones of this level are only counted",
+    def _learn(self, place: Place, values: tuple[Any, ...]) -> Any:
+        """The cold path: check a call, find what serves it, remember that, and carry it out."""
+        given, order = self._form.meaning(place)
+        slots = order.slots(values)
+        call = check(self.spec, slots, given)
+        if not self._resolver.knows(call) and capturing():
+            raise UserError(
+                f"{self.spec.name} {call.problem} is called for the first time while a CUDA graph is being captured, "
+                "and nothing may be loaded then: call it once before, or bind() it"
             )
-        choice = done.choice(candidate, artifact)
-        self._choices[(call.device, call.problem)] = choice, function
-        return choice, function
+        entry = self._entry(kind_of(call, order, slots))
+        with self._lock:
+            self._remember(place, given, values, entry)
+        return entry.run(slots)
 
-    def _acquire(self, candidate: Candidate, problem: Values) -> tuple[tuple[Artifact, Function] | None, str]:
-        """A candidate's artifact, loaded; or None and what it lacks (in strict mode: raises)."""
-        artifact, lacks = self._library.find(candidate, problem)
-        if artifact is None:
-            artifact, lacks = self._compile(candidate, problem, lacks)
-        if artifact is not None:
-            loaded = self._library.is_loaded(artifact)
-            try:
-                function = self._library.load(artifact)
-            except TunekitError as error:
-                lacks = str(error)
-                self._library.rule_out(artifact.key, lacks)
-            else:
-                self._counts["loaded"] += not loaded
-                return (artifact, function), ""
-        self._lacking(candidate, lacks)
-        if self._strict:
-            self._counts["error"] += 1
-            raise NoKernelError(
-                f"strict mode: {self.spec.name} {problem} would be served by {candidate.level} "
-                f"({candidate.variant}: {candidate.why}), but {lacks}"
-            )
-        return None, lacks
+    def _entry(self, kind: Kind) -> Entry:
+        served = self._resolver.pick(kind.call)
+        elements = workspace(self.spec, served[0].variant, kind.call.problem)
+        return make_entry(kind, served, elements, self._hot())
 
-    def _compile(self, candidate: Candidate, problem: Values, lacks: str) -> tuple[Artifact | None, str]:
-        if self.spec.implementation(candidate.variant.implementation).is_library:
-            return None, lacks  # there is nothing to compile
-        key = self._library.present_key(candidate, problem)
-        if self._compiler is None:
-            self._counts["would_compile"] += 1
-            return None, lacks
-        if self._library.has_failed(key):
-            return None, lacks
-        artifact, why = self._compiler.compile(candidate.variant, problem)
-        self._counts["compiled"] = self._compiler.compiled
-        if artifact is None:
-            self._library.rule_out(key, why)
-        else:
-            self._library.add(artifact)
-        return artifact, why
+    def _hot(self) -> HotPath | None:
+        return None if self._native_from is None else hot_path(self._native_from)
 
-    def _lacking(self, candidate: Candidate, why: str) -> None:
-        """Count and say, once a variant, that a recorded choice can't serve."""
-        what = f"lacking {candidate.variant.id}"
-        if candidate.winner is not None and what not in self._warned:
-            self._counts["recovered"] += 1
-            self._warn_once(what, f"{self.spec.name}: {candidate.variant} ({candidate.level}) can't serve: {why}")
+    def _remember(self, place: Place, given: Given, values: tuple[Any, ...], entry: Entry) -> None:
+        table = self._tables.get(place)
+        if table is None:
+            if len(self._tables) >= MAX_PLACES:
+                for dropped in list(self._tables.values()):
+                    self._count(dropped)
+                self._tables.clear()
+                self._functions.clear()
+            table = self._open(given, entry.kind.order, CAPACITY)
+        key = table.key(values)
+        if key is None:
+            return
+        while not table.add(key, entry):
+            capacity = table.capacity * 2
+            table = self._copy(table, capacity) if capacity <= MAX_KEYS else self._copy(table, CAPACITY, lambda _: None)
+        self._put(place, table)
 
-    def _table(self, device: int) -> tuple[DeviceFacts, Table]:
-        found = self._tables.get(device)
-        if found is None:
-            facts = self._devices.facts(device)
-            found = self._tables[device] = facts, read_table(self.spec, facts.arch, facts.environment, self._database)
-        return found
+    def _put(self, place: Place, table: Table) -> None:
+        self._tables[place] = table
+        self._functions[place] = table.function, table.finish
 
-    def _warn_once(self, what: str, message: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            logger.warning("%s", message)
+    def _open(self, given: Given, order: Order, capacity: int) -> Table:
+        hot = self._hot()
+        return PythonTable(given, order, capacity) if hot is None else NativeTable(given, order, capacity, hot)
+
+    def _copy(self, table: Table, capacity: int, again: Callable[[Entry], Entry | None] | None = None) -> Table:
+        """A table with the same entries, or what `again` makes of each; the calls of the old one are counted."""
+        entries = [(key, again(entry) if again else entry) for key, entry, _ in table.called()]
+        while capacity <= len(entries):
+            capacity *= 2
+        copy = self._open(table.given, table.order, capacity)
+        for key, entry in entries:
+            if entry is not None:
+                copy.add(key, entry)
+        self._count(table)
+        return copy
+
+    def _count(self, table: Table) -> None:
+        for _, entry, calls in table.called():
+            self._past[entry.choice.level] += calls
+
+    def _renewed(self, entry: Entry) -> Entry:
+        try:
+            return self._entry(entry.kind)
+        except NoKernelError:
+            return entry
+
+    def _explain(self, place: Place, values: tuple[Any, ...]) -> None:
+        """After a call that raised: say what is wrong with its arguments, if that is the reason."""
+        given, order = self._form.meaning(place)
+        check(self.spec, order.slots(values), given)
 
 
-def make_entry(function: Function, call: Call, slots: Slots, workspace: int = 0) -> Entry:
-    """How to make calls of one key: which arguments to fill in, and what to return.
-
-    `workspace` float32 elements are allocated for each call, on its stream: calls that run at once share none.
-    """
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured on this thread's stream."""
     import torch
 
-    pick = select([slot for slot, _ in call.arguments])
-    device = next(tensor.device for slot in range(len(slots)) if isinstance(tensor := slots[slot], torch.Tensor))
-    new: list[tuple[int, tuple[int, ...], torch.dtype]] = []
-    constants: list[tuple[int, Any]] = []
-    floats: list[int] = []
-    outputs: list[int] = []
-    for position, (slot, arg) in enumerate(call.arguments):
-        missing = slots[slot] is None
-        if isinstance(arg, TensorArg):
-            if arg.role == "output":
-                outputs.append(position)
-            if missing:
-                new.append((position, arg.sizes(call.problem), getattr(torch, arg.dtype_of(call.problem))))
-        elif missing:
-            constants.append((position, _number(arg, arg.default(call.problem))))
-        elif arg.dtype == "float32" and isinstance(slots[slot], int):
-            floats.append(position)
-    returned = itemgetter(*outputs) if outputs else _nothing
-
-    def given(slots: Slots) -> Any:
-        arguments = pick(slots)
-        function(*arguments)
-        return returned(arguments)
-
-    def filled(slots: Slots) -> Any:
-        arguments = list(pick(slots))
-        for position, shape, dtype in new:
-            arguments[position] = torch.empty(shape, dtype=dtype, device=device)
-        for position, value in constants:
-            arguments[position] = value
-        for position in floats:
-            arguments[position] = float(arguments[position])
-        if workspace:
-            arguments.append(torch.empty(workspace, dtype=torch.float32, device=device))
-        function(*arguments)
-        return returned(arguments)
-
-    return filled if new or constants or floats or workspace else given
-
-
-def _nothing(arguments: Any) -> None:
-    """What a kernel returns whose outputs are all in-place."""
-
-
-def _number(arg: ScalarArg, value: float) -> float | int:
-    return float(value) if arg.dtype == "float32" else int(value)
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit.model import Winner
-from tunekit.store.lines import parse_line, split
+from tunekit.store.lines import parse_winner, split
 from tunekit.store.readonly import Skipped
 
 log = logging.getLogger("tunekit")
@@ -51,9 +51,8 @@ def shipped_winners(spec: str, arch: str, *, version: int | None = None, directo
     skipped = Skipped()
     found: list[Winner] = []
     for number, line in split(content):
-        parsed = skipped.attempt(f"line {number}", parse_line, line)
-        value = parsed.value if parsed else None
-        if not isinstance(value, Winner) or (value.variant.spec, value.variant.arch) != (spec, arch):
+        value = skipped.attempt(f"line {number}", parse_winner, line)
+        if value is None or (value.variant.spec, value.variant.arch) != (spec, arch):
             continue
         if version in (None, value.variant.version):
             found.append(dataclasses.replace(value, source="shipped"))

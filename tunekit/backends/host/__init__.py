@@ -37,24 +37,28 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
     out.mkdir(parents=True, exist_ok=True)
     text, so = out / "kernel.c", out / "kernel.so"
     text.write_text(source, encoding="utf-8")
-    command = [
-        compiler(),
-        *OPTIONS,
-        *implementation.compile_options.split(),
-        f"-DTUNEKIT_SYMBOL=__tvm_ffi_{request.symbol}",
-        *(f"-I{directory}" for directory in (Path(__file__).parent, *_ffi_includes())),
-        "-o",
-        str(so),
-        str(text),
-        "-lm",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode != 0:
-        words = done.stderr.strip() or "(no message)"
-        reason = f"{Path(command[0]).name} exited with {done.returncode}: {words[-2000:]} [{request}]"
-        return CompileReport(Status.COMPILE_ERROR, reason)
+    failed = compile_c(
+        text, so, *implementation.compile_options.split(), f"-DTUNEKIT_SYMBOL=__tvm_ffi_{request.symbol}"
+    )
+    if failed:
+        return CompileReport(Status.COMPILE_ERROR, f"{failed} [{request}]")
     facts = Values(so_bytes=so.stat().st_size)
     return CompileReport(Status.OK, facts=facts, files=files_in(out, so=so, source=text))
+
+
+def compile_c(source: Path, so: Path, *options: str) -> str | None:
+    """Compile a C file that exports functions through TVM-FFI; why it failed, or None.
+
+    Raises:
+        TunekitError: there is no C compiler, or no apache-tvm-ffi.
+    """
+    includes = [f"-I{directory}" for directory in (Path(__file__).parent, *_ffi_includes())]
+    command = [compiler(), *OPTIONS, *options, *includes, "-o", str(so), str(source), "-lm"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode == 0:
+        return None
+    words = done.stderr.strip() or "(no message)"
+    return f"{Path(command[0]).name} exited with {done.returncode}: {words[-2000:]}"
 
 
 def compiler() -> str:

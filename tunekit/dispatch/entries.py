@@ -1,0 +1,191 @@
+"""Entries: how the calls of one key are carried out, in Python or by the native hot path."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from tunekit.dispatch.calls import Order, Slots, select
+from tunekit.dispatch.checks import Call
+from tunekit.dispatch.hot_path import HotPath
+from tunekit.dispatch.library import Function
+from tunekit.model import Choice
+from tunekit.spec import ScalarArg, TensorArg
+
+GIVEN, GIVEN_AS_FLOAT, INTEGER, FLOATING, OUTPUT, WORKSPACE = range(6)
+"""What an argument of the kernel is made of: as in hot_path.c."""
+WORDS = {INTEGER: "iiq", FLOATING: "iid"}
+LATER = -2
+"""The native hot path answers this, or one less for each further entry, where Python has to do the rest."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all calls of one key have in common: of the signature's slots, which are `missing`, and which hold an int.
+
+    `device` is torch's, that new tensors are made on.
+    """
+
+    call: Call
+    order: Order
+    missing: frozenset[int]
+    ints: frozenset[int]
+    device: Any
+
+
+def kind_of(call: Call, order: Order, slots: Slots) -> Kind:
+    """The kind of a checked call."""
+    missing = frozenset(slot for slot, value in enumerate(slots) if value is None)
+    ints = frozenset(slot for slot, value in enumerate(slots) if type(value) is int)
+    tensor = next(slots[slot] for slot, arg in call.arguments if isinstance(arg, TensorArg) and slot not in missing)
+    return Kind(call, order, missing, ints, tensor.device)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What hot_path.c needs: `packed` has `steps` steps, then the dims of what is allocated.
+
+    `answer` is what it answers: the place of the one output among the call's values; `LATER`, if there is more to
+    return than that; the output itself comes instead, where it is allocated.
+    """
+
+    packed: bytes
+    steps: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What serves the calls of one kind: `run` does all of a call, `recipe` is None where only Python can.
+
+    `returned` picks what a call returns from its slots, after the kernel ran natively.
+    """
+
+    kind: Kind
+    choice: Choice
+    function: Function
+    run: Callable[[Slots], Any]
+    recipe: Recipe | None
+    returned: Callable[[Slots], Any]
+
+
+def make_entry(kind: Kind, served: tuple[Choice, Function], workspace: int, hot: HotPath | None) -> Entry:
+    """The entry for calls of a kind; `workspace` in float32 elements."""
+    choice, function = served
+    fill = _fill(kind, workspace)
+    recipe = None
+    if hot is not None and kind.order.places is not None and type(function).__module__.partition(".")[0] == "tvm_ffi":
+        recipe = _recipe(kind, fill, kind.order.places, hot)
+    returned = [kind.call.arguments[position][0] for position in fill.outputs]
+    return Entry(kind, choice, function, _runner(function, kind, fill), recipe, _picker(returned))
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """What a call leaves out: tensors to allocate and numbers, by the kernel's argument.
+
+    `floats`: where a Python int is given for a float. `outputs`: which of the arguments are returned. `workspace`
+    is allocated for each call, on its stream, so that calls that run at once share none.
+    """
+
+    new: tuple[tuple[int, tuple[int, ...], str], ...]
+    constants: tuple[tuple[int, float | int], ...]
+    floats: tuple[int, ...]
+    outputs: tuple[int, ...]
+    workspace: int
+
+
+def _fill(kind: Kind, workspace: int) -> _Fill:
+    new: list[tuple[int, tuple[int, ...], str]] = []
+    constants: list[tuple[int, float | int]] = []
+    floats: list[int] = []
+    outputs: list[int] = []
+    problem = kind.call.problem
+    for position, (slot, arg) in enumerate(kind.call.arguments):
+        missing = slot in kind.missing
+        if isinstance(arg, TensorArg):
+            if arg.role == "output":
+                outputs.append(position)
+            if missing:
+                new.append((position, arg.sizes(problem), arg.dtype_of(problem)))
+        elif missing:
+            constants.append((position, _number(arg, arg.default(problem))))
+        elif arg.dtype == "float32" and slot in kind.ints:
+            floats.append(position)
+    return _Fill(tuple(new), tuple(constants), tuple(floats), tuple(outputs), workspace)
+
+
+def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], Any]:
+    """The whole of a call, in Python."""
+    import torch
+
+    pick = select([slot for slot, _ in kind.call.arguments])
+    device = kind.device
+    new = [(position, shape, getattr(torch, dtype)) for position, shape, dtype in fill.new]
+    returned = _picker(list(fill.outputs))
+
+    def given(slots: Slots) -> Any:
+        arguments = pick(slots)
+        function(*arguments)
+        return returned(arguments)
+
+    def filled(slots: Slots) -> Any:
+        arguments = list(pick(slots))
+        for position, shape, dtype in new:
+            arguments[position] = torch.empty(shape, dtype=dtype, device=device)
+        for position, value in fill.constants:
+            arguments[position] = value
+        for position in fill.floats:
+            arguments[position] = float(arguments[position])
+        if fill.workspace:
+            arguments.append(torch.empty(fill.workspace, dtype=torch.float32, device=device))
+        function(*arguments)
+        return returned(arguments)
+
+    return filled if new or fill.constants or fill.floats or fill.workspace else given
+
+
+def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...], hot: HotPath) -> Recipe | None:
+    """The same natively; None where one of several outputs would have to be allocated."""
+    if len(fill.outputs) > 1 and fill.new:
+        return None
+    new = {position: (shape, dtype) for position, shape, dtype in fill.new}
+    constants = dict(fill.constants)
+    steps: list[bytes] = []
+    dims: list[int] = []
+
+    def allocated(step: int, shape: tuple[int, ...], dtype: str) -> bytes:
+        packed = struct.pack("iiIi", step, len(dims), hot.dtype(dtype), len(shape))
+        dims.extend(shape)
+        return packed
+
+    for position, (slot, _) in enumerate(kind.call.arguments):
+        if position in new:
+            steps.append(allocated(OUTPUT, *new[position]))
+        elif position in constants:
+            value = constants[position]
+            step = FLOATING if isinstance(value, float) else INTEGER
+            steps.append(struct.pack(WORDS[step], step, 0, value))
+        else:
+            steps.append(
+                struct.pack(WORDS[INTEGER], GIVEN_AS_FLOAT if position in fill.floats else GIVEN, places[slot], 0)
+            )
+    if fill.workspace:
+        steps.append(allocated(WORKSPACE, (fill.workspace,), "float32"))
+    packed = b"".join(steps) + struct.pack(f"{len(dims)}q", *dims)
+    answer = LATER
+    if len(fill.outputs) == 1 and not fill.new:
+        answer = places[kind.call.arguments[fill.outputs[0]][0]]
+    return Recipe(packed, len(steps), answer)
+
+
+def _picker(places: list[int]) -> Callable[[tuple[Any, ...] | list[Any]], Any]:
+    """What picks the outputs: one as it is, several as a tuple; None for a kernel whose outputs are all in-place."""
+    return itemgetter(*places) if places else lambda values: None
+
+
+def _number(arg: ScalarArg, value: float) -> float | int:
+    return float(value) if arg.dtype == "float32" else int(value)

@@ -1,0 +1,137 @@
+"""Tables: where a call finds its entry, natively or in Python; one for each way of writing a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
+
+from tunekit.dispatch.calls import Given, Order
+from tunekit.dispatch.checks import is_plain
+from tunekit.dispatch.entries import LATER, Entry
+from tunekit.dispatch.hot_path import HotPath
+
+MISS = -1
+"""Answered for a call that has no entry."""
+CAPACITY = 64
+"""Of a first table; a full one is replaced by one of twice its size."""
+
+Values = tuple[Any, ...]
+
+
+class Table(Protocol):
+    """The entries of one way of writing calls, under the axes given.
+
+    `function` takes a call's values and answers what the call returns; or MISS; or, below MISS, what `finish` takes.
+    It is called by many threads at once, while one at a time adds entries.
+    """
+
+    given: Given
+    order: Order
+    capacity: int
+    function: Callable[..., Any]
+
+    def add(self, key: Hashable, entry: Entry) -> bool:
+        """Serve the calls of `key` by `entry`, unless there is one. False: the table is full."""
+        ...
+
+    def key(self, values: Values) -> Hashable | None:
+        """The key of a call; None for one that is not kept."""
+        ...
+
+    def finish(self, answer: int, values: Values) -> Any:
+        """What the call returns that `function` answered with an int below MISS."""
+        ...
+
+    def called(self) -> Iterator[tuple[Hashable, Entry, int]]:
+        """The keys and entries in the order in which they were added, each with how often it was called."""
+        ...
+
+
+class PythonTable:
+    """Entries in a dict."""
+
+    def __init__(self, given: Given, order: Order, capacity: int) -> None:
+        self.given, self.order = given, order
+        self.function: Callable[..., Any] = self._call
+        self.capacity = capacity
+        self._entries: dict[Hashable, tuple[Entry, list[int]]] = {}
+
+    def add(self, key: Hashable, entry: Entry) -> bool:
+        if len(self._entries) >= self.capacity:
+            return False
+        self._entries.setdefault(key, (entry, [0]))
+        return True
+
+    def key(self, values: Values) -> Hashable:
+        return self._key(self.order.slots(values))
+
+    def finish(self, answer: int, values: Values) -> Any:
+        return answer
+
+    def called(self) -> Iterator[tuple[Hashable, Entry, int]]:
+        for key, (entry, calls) in list(self._entries.items()):
+            yield key, entry, calls[0]
+
+    def _call(self, *values: Any) -> Any:
+        slots = self.order.slots(values)
+        found = self._entries.get(self._key(slots))
+        if found is None:
+            return MISS
+        entry, calls = found
+        calls[0] += 1
+        return entry.run(slots)
+
+    def _key(self, slots: tuple[Any, ...]) -> Hashable:
+        parts: list[Any] = []
+        for slot in self.order.present.tensors:
+            tensor = slots[slot]
+            if tensor is not None:
+                parts += (slot, tensor.shape, tensor.dtype, tensor.device, is_plain(tensor))
+        for slot in self.order.present.scalars:
+            value = slots[slot]
+            if value is not None:
+                parts += (slot, type(value))
+        return tuple(parts)
+
+
+class NativeTable:
+    """Entries in a table of hot_path.c."""
+
+    def __init__(self, given: Given, order: Order, capacity: int, hot: HotPath) -> None:
+        self.given, self.order = given, order
+        self._hot = hot
+        self._handle = hot.make(capacity)
+        self.function: Callable[..., Any] = hot.function(self._handle)
+        self.capacity = capacity
+        self._entries: dict[bytes, Entry] = {}
+        self._later: list[Entry] = []
+        """The entries of which something is left to Python; the answer says which."""
+
+    def add(self, key: Hashable, entry: Entry) -> bool:
+        if not isinstance(key, bytes) or key in self._entries:
+            return True
+        if len(self._entries) + 1 >= self.capacity:
+            return False
+        recipe = entry.recipe
+        answer = recipe.answer if recipe else LATER
+        if answer == LATER:
+            answer -= len(self._later)
+            self._later.append(entry)
+        if recipe is None:
+            self._hot.put(self._handle, key, None, b"", 0, answer)
+        else:
+            self._hot.put(self._handle, key, entry.function, recipe.packed, recipe.steps, answer)
+        self._entries[key] = entry
+        return True
+
+    def key(self, values: Values) -> bytes | None:
+        return self._hot.key(*values)
+
+    def finish(self, answer: int, values: Values) -> Any:
+        entry = self._later[LATER - answer]
+        slots = self.order.slots(values)
+        return entry.run(slots) if entry.recipe is None else entry.returned(slots)
+
+    def called(self) -> Iterator[tuple[Hashable, Entry, int]]:
+        for at, (key, entry) in enumerate(list(self._entries.items())):
+            yield key, entry, self._hot.calls(self._handle, at)
