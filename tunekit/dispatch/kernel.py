@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tunekit.dispatch.bundled import open_library
 from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
@@ -75,6 +74,8 @@ def load(
     if bundle is not None:
         if database is not None or artifacts is not None or compile == "allow":
             raise UserError("a bundle serves alone: leave out database, artifacts and compile='allow'")
+        from tunekit.dispatch.bundled import open_library  # here: most servers have none
+
         bundled = open_library(spec, Path(bundle))
         resolver = Resolver(spec, reference, bundled.bundle, bundled, None, strict, devices)
         return Kernel(spec, resolver, bundled.store if native else None)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from tunekit.arch import parse_arch
-from tunekit.dispatch.ladder import Candidate, Table, explain_no_kernel, make_table, walk
+from tunekit.dispatch.ladder import Candidate, Known, Table, explain_no_kernel, sort_out, walk
 from tunekit.dispatch.library import Library
 from tunekit.environment import environment
 from tunekit.errors import NoKernelError, UserError
-from tunekit.model import Artifact, Choice, Environment, Value, Values
+from tunekit.model import Artifact, Choice, Environment, Value, Values, Winner
 from tunekit.settings import Settings, load_settings
 from tunekit.spec import KernelSpec, load_spec
 from tunekit.store.artifacts import ArtifactStore
-from tunekit.store.bundle import Bundle
 from tunekit.store.shipped import shipped_winners
 from tunekit.store.winners import read_winners
+
+if TYPE_CHECKING:
+    from tunekit.store.bundle import Bundle
 
 logger = logging.getLogger("tunekit")
 
@@ -85,21 +87,26 @@ def read_table(spec: KernelSpec, arch: str, here: Environment, source: Path | Bu
     Raises:
         NoKernelError: a bundle for another architecture.
     """
-    if isinstance(source, Bundle):
-        if source.arch != arch:
-            raise NoKernelError(
-                f"bundle {source.root} holds {spec.name} for {source.arch}, and this device is {arch}: "
-                f"`tunekit bundle {spec.name} --arch {arch} --out DIR` makes one for it"
-            )
-        measured, shipped = source.measured(), source.shipped()
+    shipped: Callable[[], list[Winner]]
+    if isinstance(source, Path):
+        measured, shipped = read_winners(source, spec.name, arch), lambda: shipped_winners(spec.name, arch)
+    elif source.arch != arch:
+        raise NoKernelError(
+            f"bundle {source.root} holds {spec.name} for {source.arch}, and this device is {arch}: "
+            f"`tunekit bundle {spec.name} --arch {arch} --out DIR` makes one for it"
+        )
     else:
-        measured, shipped = read_winners(source, spec.name, arch), shipped_winners(spec.name, arch)
-    protocols = present_protocols(spec, arch, here) if measured or shipped else None
-    table = make_table(spec, arch, here, measured, shipped, protocols)
-    if table.unusable:
-        more = f" (and {len(table.unusable) - 1} more)" if len(table.unusable) > 1 else ""
-        logger.warning("%s%s", table.unusable[0], more)
-    return table
+        measured, shipped = source.measured(), source.shipped
+
+    def sorted_out(winners: list[Winner]) -> tuple[Known, ...]:
+        protocols = present_protocols(spec, arch, here) if winners else None
+        known, unusable = sort_out(spec, arch, here, winners, protocols)
+        if unusable:
+            more = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
+            logger.warning("%s%s", unusable[0], more)
+        return known
+
+    return Table(spec, arch, sorted_out(measured), lambda: sorted_out(shipped()))
 
 
 def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozenset[str]:

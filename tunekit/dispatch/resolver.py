@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunekit.dispatch.checks import Call
 from tunekit.dispatch.devices import DeviceFacts, Devices
@@ -18,7 +19,9 @@ from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.errors import NoKernelError, TunekitError
 from tunekit.model import Artifact, Choice, Level, Values
 from tunekit.spec import KernelSpec
-from tunekit.store.bundle import Bundle
+
+if TYPE_CHECKING:
+    from tunekit.store.bundle import Bundle
 
 logger = logging.getLogger("tunekit")
 
