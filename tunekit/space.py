@@ -18,7 +18,7 @@ from tunekit import identity, pruning
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.errors import SpecError, UserError, words_of
 from tunekit.model import Footprint, Values, Variant
-from tunekit.spec import Constraint, Implementation, KernelSpec
+from tunekit.spec import Constraint, Implementation, KernelSpec, Work
 from tunekit.spec.packages import absence, tools_of
 
 # What a spec's own functions may raise when they are wrong: anything, sys.exit() included.
@@ -220,6 +220,32 @@ def declared_footprint(implementation: Implementation, arch: Arch, problem: Valu
         if value is not None and (type(value) is not int or value < 0):
             raise _mistake(f"{need.name} is {value!r}, not an int from 0", implementation, "footprint", point)
     return footprint
+
+
+def declared_work(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> Work | None:
+    """What a variant's launch does by the spec's own arithmetic; None where it declares nothing.
+
+    Raises:
+        SpecError: the implementation's function fails, or gives numbers that no launch has.
+    """
+    if implementation.work is None:
+        return None
+    point = problem.merged(tunables)
+    try:
+        work = implementation.work(point, arch)
+    except SPEC_MISTAKES as error:
+        raise _mistake(words_of(error), implementation, "work", point) from error
+    if not isinstance(work, Work):
+        raise _mistake(f"it returned {type(work).__name__}, not a Work", implementation, "work", point)
+    for each in dataclasses.fields(work):
+        value = getattr(work, each.name)
+        least = 1 if each.name in ("ctas", "ctas_per_sm", "launches") else 0
+        known = isinstance(value, (int, float)) and math.isfinite(value) and value >= least
+        if not known and (each.name, value) != ("ctas_per_sm", None):
+            raise _mistake(f"{each.name} is {value!r}, not a number from {least}", implementation, "work", point)
+    if work.stages == 0:
+        raise _mistake("stages is 0: a step in flight is a part of one at least", implementation, "work", point)
+    return work
 
 
 def workspace(spec: KernelSpec, variant: Variant, problem: Values) -> int:
