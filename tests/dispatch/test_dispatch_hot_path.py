@@ -98,11 +98,11 @@ def test_scratch_memory_and_outputs_are_given_back(tuned, served):
     assert psutil.Process().memory_info().rss - before < 16 * 2**20
 
 
-def test_more_problems_than_a_table_holds(tuned, served, monkeypatch):
+def test_more_problems_than_a_table_holds(tuned, served, monkeypatch, caplog):
     """A table grows by being replaced; past the limit it is emptied. Every call counts, and every result is right."""
     tuned.tune({"rows": 64}, unroll=2, delay_us=0)
     monkeypatch.setattr(module, "MAX_KEYS", 256)
-    logging.getLogger("tunekit").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "tunekit")
     kernel = served()
     rows = [*range(1, 400), 7, 300, 7]
     for count in rows:
@@ -158,9 +158,9 @@ def test_what_is_no_plain_tensor_never_reaches_a_kernel(tuned, served):
     assert kernel(storage[4 : 4 + 64 * 63].view(63, 64)).shape == (63, 64)  # an offset that is aligned
 
 
-def test_calls_go_on_from_many_threads_while_tables_grow(tuned, served):
+def test_calls_go_on_from_many_threads_while_tables_grow(tuned, served, caplog):
     tuned.tune({"rows": 64}, unroll=2, delay_us=0)
-    logging.getLogger("tunekit").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "tunekit")
     kernel = served()
     errors = []
 
