@@ -140,7 +140,7 @@ def test_strict_raises_instead_of_falling_back(tuned):
     assert kernel(torch.randn(1024, 64)).shape == (1024, 64)
     with pytest.raises(UserError, match="strict mode never compiles"):
         tunekit.load(tuned.reference, strict=True, compile="allow")
-    with pytest.raises(UserError, match="'never' or 'allow'"):
+    with pytest.raises(UserError, match="'never', 'allow' or 'background'"):
         tunekit.load(tuned.reference, compile="always")
 
 

@@ -9,12 +9,12 @@ import functools
 import hashlib
 import logging
 import platform
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tunekit.backends.load import load_module
+from tunekit.dispatch.forked import Guard
 from tunekit.errors import DatabaseError, TunekitError
 from tunekit.identity import distribution_version
 from tunekit.store.artifacts import ArtifactStore
@@ -23,7 +23,7 @@ logger = logging.getLogger("tunekit")
 
 SOURCE = Path(__file__).with_name("hot_path.c")
 SYMBOL = "hot_path"
-_loading = threading.Lock()
+_loading = Guard()
 _loaded: list[HotPath | None] = []
 """What this process has: nothing yet, the functions, or None where they can't be had."""
 

@@ -6,24 +6,29 @@ artifacts, compiles) happens once per key.
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tunekit.dispatch.calls import CallForm, Given, Order, Way
 from tunekit.dispatch.checks import Call, check
+from tunekit.dispatch.counters import Counters
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
+from tunekit.dispatch.forked import Guard
+from tunekit.dispatch.graphs import beside_captures, capturing
 from tunekit.dispatch.hot_path import HotPath, hot_path
 from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
+from tunekit.dispatch.policy import Compile, policy
+from tunekit.dispatch.ranks import own_name
 from tunekit.dispatch.resolver import Resolver
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
 from tunekit.errors import NoKernelError, UserError
-from tunekit.model import Choice, Level, Value
+from tunekit.model import Choice, Level, Value, Variant
 from tunekit.settings import load_settings
 from tunekit.space import workspace
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
@@ -40,34 +45,33 @@ def load(
     *,
     database: Path | None = None,
     artifacts: Path | None = None,
-    compile: Literal["never", "allow"] = "never",
+    fallback: str = "default",
     strict: bool = False,
+    compile: Compile = "never",
     devices: Devices | None = None,
     native: bool = True,
 ) -> Kernel:
     """A callable for the spec `name`, or a path as ``load_spec`` takes it.
 
     `database` and `artifacts` default to the settings' (TUNEKIT_DB, TUNEKIT_CACHE),
-    read now. With `compile` ``"allow"`` a missing artifact is compiled on the request,
-    in a process of its own; else the next level that has one serves. `strict` raises
-    instead of serving anything but the first choice. `native` False dispatches in Python
-    also where the native hot path is to be had.
+    read now. `fallback` is the last level of the ladder that may serve; `strict` raises
+    instead of serving anything but the first choice. A missing artifact is left to the next
+    level that has one; with `compile` ``"allow"`` it is compiled while the call waits, with
+    ``"background"`` while the next level serves: in a process of its own, with its limits.
+    `native` False dispatches in Python also where the native hot path is to be had.
 
     Raises:
-        UserError: no such spec; or both `strict` and compiling on request.
+        UserError: no such spec; an unknown policy; or both `strict` and compiling.
     """
-    if compile not in ("never", "allow"):
-        raise UserError(f"compile is {compile!r}; it must be 'never' or 'allow'")
-    if strict and compile == "allow":
-        raise UserError("strict mode never compiles: leave out strict=True or compile='allow'")
+    chosen = policy(fallback, strict, compile)
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
     reference = absolute_reference(str(name))
     spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
-    compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
-    resolver = Resolver(spec, reference, settings.database, library, compiler, strict, devices or TorchDevices())
+    compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
+    resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices or TorchDevices())
     return Kernel(spec, resolver, library.store if native else None)
 
 
@@ -87,9 +91,11 @@ class Kernel:
         self._form = CallForm(spec)
         self._positional: dict[int, Table] = {}
         self._by_keyword: dict[Hashable, Table] = {}
-        self._past: Counter[Level] = Counter()
-        """Calls counted by tables that are gone."""
-        self._lock = threading.RLock()
+        self._counters = Counters()
+        self._late: set[Variant] = set()
+        """What was compiled in the background and could not be put in place there."""
+        self._lock = Guard()
+        resolver.on_arrival = weakref.WeakMethod(self._arrived)
 
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
@@ -153,11 +159,8 @@ class Kernel:
         if capturing():
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
         self._resolver.forget()
-        with self._lock:
-            for count, table in list(self._positional.items()):
-                self._positional[count] = self._copy(table, CAPACITY, self._renewed)
-            for way, table in list(self._by_keyword.items()):
-                self._by_keyword[way] = self._copy(table, CAPACITY, self._renewed)
+        self._renew(lambda choice: True)
+        self._resolver.keep(lambda choice: False)
 
     def device_facts(self, index: int) -> DeviceFacts:
         """The device of that index as dispatch sees it (-1: the CPU)."""
@@ -177,11 +180,7 @@ class Kernel:
     def calls(self) -> Counter[Level]:
         """How many calls found an entry, by the level that serves them."""
         with self._lock:
-            total = Counter(self._past)
-            for table in (*self._positional.values(), *self._by_keyword.values()):
-                for _, entry, calls in table.called():
-                    total[entry.choice.level] += calls
-        return total
+            return self._counters.by_level(self._tables())
 
     def _learn(self, way: Way, given: Given, values: tuple[Any, ...]) -> Any:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
@@ -193,6 +192,9 @@ class Kernel:
                 f"{self.spec.name} {call.problem} is called for the first time while a CUDA graph is being captured, "
                 "and nothing may be loaded then: call it once before, or bind() it"
             )
+        self._counters.cold(call.problem)
+        if self._late and not capturing():
+            self._install()
         entry = self._entry(kind_of(call, order, slots))
         with self._lock:
             self._remember(way, given, order, values, entry)
@@ -213,7 +215,7 @@ class Kernel:
         if table is None:
             if len(tables) >= MAX_WAYS:
                 for dropped in list(tables.values()):
-                    self._count(dropped)
+                    self._counters.gone(dropped)
                 tables.clear()
             table = self._open(given, order, CAPACITY)
         key = table.key(values)
@@ -237,12 +239,40 @@ class Kernel:
         for key, entry in entries:
             if entry is not None:
                 copy.add(key, entry)
-        self._count(table)
+        self._counters.gone(table)
         return copy
 
-    def _count(self, table: Table) -> None:
-        for _, entry, calls in table.called():
-            self._past[entry.choice.level] += calls
+    def _tables(self) -> list[Table]:
+        return [*self._positional.values(), *self._by_keyword.values()]
+
+    def _arrived(self, variant: Variant) -> None:
+        """A variant was compiled in the background, by the thread that calls this."""
+        self._late.add(variant)
+        with beside_captures() as allowed:
+            if allowed:
+                self._install()
+
+    def _install(self) -> None:
+        late = set(self._late)
+        self._late -= late
+        self._renew(lambda choice: choice.better in late)
+
+    def _renew(self, outdated: Callable[[Choice], bool]) -> None:
+        """Choose again for the entries of outdated choices, all loaded before any is put in place of the old ones."""
+        with self._lock:
+            entries = [entry for table in self._tables() for _, entry, _ in table.called()]
+        self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
+        with self._lock:
+            for tables in (self._positional, self._by_keyword):
+                self._replace(tables, outdated)
+
+    def _replace(self, tables: dict[Any, Table], outdated: Callable[[Choice], bool]) -> None:
+        def again(entry: Entry) -> Entry:
+            return self._renewed(entry) if outdated(entry.choice) else entry
+
+        for place, table in list(tables.items()):
+            if any(outdated(entry.choice) for _, entry, _ in table.called()):
+                tables[place] = self._copy(table, CAPACITY, again)
 
     def _renewed(self, entry: Entry) -> Entry:
         try:
@@ -253,10 +283,3 @@ class Kernel:
     def _explain(self, table: Table, values: tuple[Any, ...]) -> None:
         """After a call that raised: say what is wrong with its arguments, if that is the reason."""
         check(self.spec, table.order.slots(values), table.given)
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured on this thread's stream."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,44 @@
+"""What a served kernel may do where its best variant isn't there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tunekit.errors import UserError
+from tunekit.model import Level
+
+Compile = Literal["never", "allow", "background"]
+LEVELS = tuple(Level)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`fallback` is the last level of the ladder that may serve, `strict` allows the first choice alone.
+
+    `compile` says what happens to a missing artifact: ``never`` compiled; compiled while the call waits (``allow``);
+    compiled in the ``background`` while a fallback serves.
+    """
+
+    fallback: Level = Level.DEFAULT
+    strict: bool = False
+    compile: Compile = "never"
+
+    def allows(self, level: Level) -> bool:
+        """Whether a level may serve."""
+        return LEVELS.index(level) <= LEVELS.index(self.fallback)
+
+
+def policy(fallback: str, strict: bool, compile: str) -> Policy:
+    """A policy from what a caller says.
+
+    Raises:
+        UserError: an unknown word, or words that exclude each other.
+    """
+    if compile not in get_args(Compile):
+        raise UserError(f"compile is {compile!r}; it must be 'never', 'allow' or 'background'")
+    if strict and compile != "never":
+        raise UserError(f"strict mode never compiles: leave out strict=True or compile={compile!r}")
+    if fallback not in [level.value for level in LEVELS]:
+        raise UserError(f"fallback is {fallback!r}; it must be one of {', '.join(LEVELS)}")
+    return Policy(Level(fallback), strict, compile)  # type: ignore[arg-type]  # checked above
