@@ -60,7 +60,7 @@ class OnRequestCompiler:
         from tunekit.compiling import compile_limits
 
         limits = compile_limits(self._spec, self._settings)
-        return limits.trace_s + limits.backend_s + GRACE_S
+        return (limits.trace_s or 0.0) + (limits.backend_s or 0.0) + GRACE_S
 
     def compile(self, variant: Variant, problem: Values, stopped: Callable[[], bool]) -> Compiled:
         """The artifact of `variant`, compiled now or meanwhile by another process; `stopped` ends it early."""
