@@ -24,7 +24,7 @@ from tunekit.dispatch.hot_path import HotPath, hot_path
 from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Compile, policy
-from tunekit.dispatch.ranks import own_name
+from tunekit.dispatch.ranks import WAIT_S, join, own_name
 from tunekit.dispatch.resolver import Resolver
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
 from tunekit.errors import NoKernelError, UserError
@@ -48,6 +48,7 @@ def load(
     fallback: str = "default",
     strict: bool = False,
     compile: Compile = "never",
+    all_or_nothing: bool = False,
     devices: Devices | None = None,
     native: bool = True,
 ) -> Kernel:
@@ -58,12 +59,15 @@ def load(
     instead of serving anything but the first choice. A missing artifact is left to the next
     level that has one; with `compile` ``"allow"`` it is compiled while the call waits, with
     ``"background"`` while the next level serves: in a process of its own, with its limits.
+    With `all_or_nothing` the ranks of a job take the same artifact for each problem, the first
+    that all of them have loaded; every rank must load, call and refresh alike.
     `native` False dispatches in Python also where the native hot path is to be had.
 
     Raises:
-        UserError: no such spec; an unknown policy; or both `strict` and compiling.
+        UserError: no such spec; an unknown policy, or one that contradicts itself; or `all_or_nothing`
+            where nothing tells how many ranks there are.
     """
-    chosen = policy(fallback, strict, compile)
+    chosen = policy(fallback, strict, compile, all_or_nothing)
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
@@ -71,7 +75,10 @@ def load(
     spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
-    resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices or TorchDevices())
+    ranks = None
+    if all_or_nothing:
+        ranks = join(spec.name, library.store, WAIT_S if compiler is None else 2 * compiler.wait_s)
+    resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices or TorchDevices(), ranks)
     return Kernel(spec, resolver, library.store if native else None)
 
 

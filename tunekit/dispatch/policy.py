@@ -29,7 +29,7 @@ class Policy:
         return LEVELS.index(level) <= LEVELS.index(self.fallback)
 
 
-def policy(fallback: str, strict: bool, compile: str) -> Policy:
+def policy(fallback: str, strict: bool, compile: str, all_or_nothing: bool = False) -> Policy:
     """A policy from what a caller says.
 
     Raises:
@@ -39,6 +39,10 @@ def policy(fallback: str, strict: bool, compile: str) -> Policy:
         raise UserError(f"compile is {compile!r}; it must be 'never', 'allow' or 'background'")
     if strict and compile != "never":
         raise UserError(f"strict mode never compiles: leave out strict=True or compile={compile!r}")
+    if all_or_nothing and compile == "background":
+        raise UserError(
+            "with all_or_nothing=True no rank may change its choice by itself: leave out compile='background'"
+        )
     if fallback not in [level.value for level in LEVELS]:
         raise UserError(f"fallback is {fallback!r}; it must be one of {', '.join(LEVELS)}")
     return Policy(Level(fallback), strict, compile)  # type: ignore[arg-type]  # checked above

@@ -19,6 +19,7 @@ from tunekit.dispatch.library import Function, Library
 from tunekit.dispatch.lookup import no_kernel, read_table
 from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Policy
+from tunekit.dispatch.ranks import Ranks
 from tunekit.errors import NoKernelError, TunekitError
 from tunekit.model import Artifact, Choice, Level, Values, Variant
 from tunekit.spec import KernelSpec
@@ -76,6 +77,7 @@ class Resolver:
         compiler: OnRequestCompiler | None,
         policy: Policy,
         devices: Devices,
+        ranks: Ranks | None = None,
     ) -> None:
         self.spec = spec
         self.policy = policy
@@ -86,9 +88,11 @@ class Resolver:
         self._reference = reference
         self._library = library
         self._compiler = compiler
+        self._ranks = ranks
         self._tables: dict[int, tuple[DeviceFacts, Table]] = {}
         self._served: Kept[Place, Served] = Kept(MOST_SERVED)
         self._under_way: dict[tuple[Place, int], Resolution] = {}
+        self._refreshes = 0
         self._generation = 0
         """Counts what made earlier choices outdated, so that one that was under way then is not kept."""
         self._guard = Guard()
@@ -116,6 +120,7 @@ class Resolver:
         """
         with self._guard:
             self._generation += 1
+            self._refreshes += 1
         with self._reading:
             self._tables.clear()
         self._library.look_again()
@@ -163,7 +168,8 @@ class Resolver:
         facts, table = self._table(call.device)
         self.count("problems")
         try:
-            done = walk(table, call.problem, lambda candidate: self._acquire(candidate, resolution, facts.arch))
+            chosen = None if self._ranks is None else self._agreed(self._ranks, table, resolution)
+            done = walk(table, call.problem, lambda candidate: self._acquire(candidate, resolution, facts.arch, chosen))
             if done.candidate is None or done.thing is None:
                 raise NoKernelError(no_kernel(self.spec, self._reference, facts.arch, call.problem, done.missed))
         except NoKernelError:
@@ -192,10 +198,42 @@ class Resolver:
             )
         return done.choice(candidate, artifact), function
 
+    def _agreed(self, ranks: Ranks, table: Table, resolution: Resolution) -> str:
+        """The key of the artifact that every rank has loaded for a problem; empty where there is none."""
+        problem = resolution.call.problem
+        offers: dict[str, Artifact] = {}
+
+        def offer(candidate: Candidate) -> tuple[None, str]:
+            if self.policy.allows(candidate.level):
+                artifact, lacks = self._library.find(candidate, problem)
+                if artifact is None and not offers:
+                    artifact, _ = self._compile(candidate, resolution, lacks)
+                if artifact is not None:
+                    offers[artifact.key] = artifact
+            return None, ""
+
+        def load(key: str) -> str:
+            return self._load(offers[key])[1]
+
+        walk(table, problem, offer)
+        resolution.doing = "the other ranks' choice"
+        subject = f"{self.spec.name} version {self.spec.version} {problem} on {table.arch}"
+        return ranks.agree(f"{subject} (after {self._refreshes} refreshes)", list(offers), load) or ""
+
+    def _load(self, artifact: Artifact) -> tuple[Function | None, str]:
+        """An artifact's function; or None and why it can't be loaded, which rules it out."""
+        try:
+            function, new = self._library.load(artifact)
+        except TunekitError as error:
+            self._library.rule_out(artifact.key, str(error))
+            return None, str(error)
+        self.count("loaded", int(new))
+        return function, ""
+
     def _acquire(
-        self, candidate: Candidate, resolution: Resolution, arch: str
+        self, candidate: Candidate, resolution: Resolution, arch: str, chosen: str | None
     ) -> tuple[tuple[Artifact, Function] | None, str]:
-        """A candidate's artifact, loaded; or None and what it lacks.
+        """A candidate's artifact, loaded; or None and what it lacks. `chosen`: the one that the ranks chose.
 
         Raises:
             NoKernelError: it is not what the policy allows, and nothing that it allows can serve.
@@ -210,17 +248,14 @@ class Resolver:
                 f"{candidate.why}), but fallback='{self.policy.fallback}' ends before that; tune it with "
                 f"`tunekit sweep`, or allow fallback='{candidate.level}'"
             )
-        if artifact is None:
+        if artifact is None and chosen is None:
             artifact, lacks = self._compile(candidate, resolution, lacks)
+        if artifact is not None and chosen not in (None, artifact.key):
+            artifact, lacks = None, "not every rank has it"
         if artifact is not None:
             resolution.doing = f"the load of {candidate.variant}"
-            try:
-                function, new = self._library.load(artifact)
-            except TunekitError as error:
-                lacks = str(error)
-                self._library.rule_out(artifact.key, lacks)
-            else:
-                self.count("loaded", int(new))
+            function, lacks = self._load(artifact)
+            if function is not None:
                 return (artifact, function), ""
         self._lacking(candidate, lacks)
         if self.policy.strict:
