@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Run compiled kernels on the CPU, and check them as a sanitizer would.",
     ),
     "best": ("tunekit.cli.best", "best", "Say which variant serves a problem, and why."),
+    "capture": ("tunekit.cli.capture", "capture", "Run a command, and record the problems that it asks for."),
     "check": ("tunekit.cli.check", "check", "Checks for CI: compile times."),
     "env": ("tunekit.cli.env", "env", "Show the GPU, the toolchain, the limits and where results are kept."),
     "db": ("tunekit.cli.db", "db", "Export, import, merge, verify and clean the results."),

@@ -6,6 +6,7 @@ artifacts, compiles) happens once per key.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunekit.dispatch import recorder
 from tunekit.dispatch.calls import CallForm, Given, Order, Way
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.counters import Counters
@@ -26,9 +28,11 @@ from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Compile, policy
 from tunekit.dispatch.ranks import WAIT_S, join, own_name
 from tunekit.dispatch.resolver import Resolver
+from tunekit.dispatch.stats import live
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
+from tunekit.dispatch.watcher import watch
 from tunekit.errors import NoKernelError, UserError
-from tunekit.model import Choice, Level, Value, Variant
+from tunekit.model import Choice, Level, Value, Values, Variant
 from tunekit.settings import load_settings
 from tunekit.space import workspace
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
@@ -49,6 +53,7 @@ def load(
     strict: bool = False,
     compile: Compile = "never",
     all_or_nothing: bool = False,
+    watch_s: float | None = None,
     devices: Devices | None = None,
     native: bool = True,
 ) -> Kernel:
@@ -60,14 +65,15 @@ def load(
     level that has one; with `compile` ``"allow"`` it is compiled while the call waits, with
     ``"background"`` while the next level serves: in a process of its own, with its limits.
     With `all_or_nothing` the ranks of a job take the same artifact for each problem, the first
-    that all of them have loaded; every rank must load, call and refresh alike.
+    that all of them have loaded; every rank must load, call and refresh alike. With `watch_s` a thread looks
+    that often (seconds) whether other winners are recorded, and calls ``refresh``.
     `native` False dispatches in Python also where the native hot path is to be had.
 
     Raises:
         UserError: no such spec; an unknown policy, or one that contradicts itself; or `all_or_nothing`
             where nothing tells how many ranks there are.
     """
-    chosen = policy(fallback, strict, compile, all_or_nothing)
+    chosen = policy(fallback, strict, compile, all_or_nothing, watch_s)
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
@@ -79,7 +85,11 @@ def load(
     if all_or_nothing:
         ranks = join(spec.name, library.store, WAIT_S if compiler is None else 2 * compiler.wait_s)
     resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices or TorchDevices(), ranks)
-    return Kernel(spec, resolver, library.store if native else None)
+    kernel = Kernel(spec, resolver, library.store if native else None)
+    recorder.note(kernel, os.environ.get(recorder.DIRECTORY))
+    if watch_s is not None:
+        watch(kernel, settings.database, watch_s)
+    return kernel
 
 
 class Kernel:
@@ -103,6 +113,7 @@ class Kernel:
         """What was compiled in the background and could not be put in place there."""
         self._lock = Guard()
         resolver.on_arrival = weakref.WeakMethod(self._arrived)
+        live(self)
 
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
@@ -189,6 +200,31 @@ class Kernel:
         with self._lock:
             return self._counters.by_level(self._tables())
 
+    @property
+    def entries(self) -> int:
+        """How many keys of calls are kept."""
+        with self._lock:
+            return sum(1 for table in self._tables() for _ in table.called())
+
+    @property
+    def native(self) -> bool:
+        """Whether calls are dispatched natively, once there were some."""
+        with self._lock:
+            return any(isinstance(table, NativeTable) for table in self._tables())
+
+    def record(self, on: bool) -> None:
+        """Count calls by problem from now on, from nothing; or no more. See ``tunekit.capture``."""
+        with self._lock:
+            if on:
+                self._counters.record(self._tables())
+            else:
+                self._counters.stop()
+
+    def problems(self) -> tuple[Counter[Values], int]:
+        """The calls by problem while they are recorded; and how many more there were, of problems beyond count."""
+        with self._lock:
+            return self._counters.by_problem(self._tables()), self._counters.beyond
+
     def _learn(self, way: Way, given: Given, values: tuple[Any, ...]) -> Any:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
         order = self._form.order(way, given)
@@ -199,7 +235,8 @@ class Kernel:
                 f"{self.spec.name} {call.problem} is called for the first time while a CUDA graph is being captured, "
                 "and nothing may be loaded then: call it once before, or bind() it"
             )
-        self._counters.cold(call.problem)
+        with self._lock:
+            self._counters.cold(call.problem)
         if self._late and not capturing():
             self._install()
         entry = self._entry(kind_of(call, order, slots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -29,7 +30,9 @@ class Policy:
         return LEVELS.index(level) <= LEVELS.index(self.fallback)
 
 
-def policy(fallback: str, strict: bool, compile: str, all_or_nothing: bool = False) -> Policy:
+def policy(
+    fallback: str, strict: bool, compile: str, all_or_nothing: bool = False, watch_s: float | None = None
+) -> Policy:
     """A policy from what a caller says.
 
     Raises:
@@ -39,10 +42,11 @@ def policy(fallback: str, strict: bool, compile: str, all_or_nothing: bool = Fal
         raise UserError(f"compile is {compile!r}; it must be 'never', 'allow' or 'background'")
     if strict and compile != "never":
         raise UserError(f"strict mode never compiles: leave out strict=True or compile={compile!r}")
-    if all_or_nothing and compile == "background":
-        raise UserError(
-            "with all_or_nothing=True no rank may change its choice by itself: leave out compile='background'"
-        )
+    if watch_s is not None and not 0 < watch_s < math.inf:
+        raise UserError(f"watch_s is {watch_s!r}; it must be a positive number of seconds")
+    by_itself = "compile='background'" if compile == "background" else "watch_s" if watch_s is not None else ""
+    if all_or_nothing and by_itself:
+        raise UserError(f"with all_or_nothing=True no rank may change its choice by itself: leave out {by_itself}")
     if fallback not in [level.value for level in LEVELS]:
         raise UserError(f"fallback is {fallback!r}; it must be one of {', '.join(LEVELS)}")
     return Policy(Level(fallback), strict, compile)  # type: ignore[arg-type]  # checked above
