@@ -89,6 +89,54 @@ def test_ranks_that_start_cold_at_once_compile_once(tuned):
     assert all(line.startswith("rank ") for line in waiting)
 
 
+MANY = """
+import json, os, sys
+import torch
+import tunekit
+import tunekit.dispatch.kernel, tunekit.measure.protocol
+torch.set_num_threads(1)
+begin_read, begin_write = os.pipe()
+children = []
+for n in range(16):
+    result_read, result_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(begin_write)
+        os.read(begin_read, 1)
+        kernel = tunekit.load(sys.argv[1], compile="allow")
+        right = bool(kernel(torch.ones(64, 64))[0, 0] == 0.5)
+        os.write(result_write, json.dumps({"right": right, **kernel.stats()}).encode())
+        os._exit(0)
+    os.close(result_write)
+    children.append((pid, result_read))
+os.close(begin_read)
+os.close(begin_write)
+found = []
+for pid, result in children:
+    found.append(json.loads(os.read(result, 10_000) or b"null"))
+    os.waitpid(pid, 0)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_sixteen_processes_on_a_cold_key_compile_it_once(tuned):
+    """Case 54 by processes: one compile, one load each, no error; nobody else starts a compile server."""
+    tuned.tune({"rows": 64}, compiled=False, unroll=8, delay_us=0)
+    done = subprocess.run(
+        [sys.executable, "-c", MANY, tuned.reference],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TUNEKIT_CACHE": str(tuned.root)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [child and (child["right"], child["exact"], child["loaded"]) for child in found] == [(True, 1, 1)] * 16
+    assert sum(child["compiled"] for child in found) == 1
+
+
 @pytest.mark.parametrize("gloo", [True, False], ids=["torch.distributed", "files"])
 def test_all_ranks_take_what_all_can_load(tuned, tmp_path, gloo):
     """Rank 1's own cache lacks the best artifact, and its second best is damaged: every rank takes the third."""

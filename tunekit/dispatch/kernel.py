@@ -27,7 +27,7 @@ from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Compile, policy
 from tunekit.dispatch.ranks import WAIT_S, join, own_name
-from tunekit.dispatch.resolver import Resolver
+from tunekit.dispatch.resolver import Place, Resolver
 from tunekit.dispatch.stats import live
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
 from tunekit.dispatch.watcher import watch
@@ -38,8 +38,8 @@ from tunekit.space import workspace
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 
-MAX_KEYS = 65_536
-"""Keys kept of one way of writing calls; past it all are dropped and found again, so that memory stays bounded."""
+MAX_KEYS = 16_384
+"""Keys kept of one way of writing calls, at some 5 KB each; past it all are dropped and found again."""
 MAX_WAYS = 1024
 """Ways of writing calls kept, under so many values of the axes given by keyword; past it likewise."""
 
@@ -177,8 +177,8 @@ class Kernel:
         if capturing():
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
         self._resolver.forget()
-        self._renew(lambda choice: True)
-        self._resolver.keep(lambda choice: False)
+        renewed = self._renew(lambda choice: True)
+        self._resolver.drop(lambda place, _: place not in renewed)
 
     def device_facts(self, index: int) -> DeviceFacts:
         """The device of that index as dispatch sees it (-1: the CPU)."""
@@ -276,13 +276,13 @@ class Kernel:
 
     def _copy(self, table: Table, capacity: int, again: Callable[[Entry], Entry | None] | None = None) -> Table:
         """A table with the same entries, or what `again` makes of each; the calls of the old one are counted."""
-        entries = [(key, again(entry) if again else entry) for key, entry, _ in table.called()]
+        renewed = [(key, again(entry) if again else entry) for key, entry, _ in table.called()]
+        entries = [(key, entry) for key, entry in renewed if entry is not None]
         while capacity <= len(entries):
             capacity *= 2
         copy = self._open(table.given, table.order, capacity)
         for key, entry in entries:
-            if entry is not None:
-                copy.add(key, entry)
+            copy.add(key, entry)
         self._counters.gone(table)
         return copy
 
@@ -299,16 +299,21 @@ class Kernel:
     def _install(self) -> None:
         late = set(self._late)
         self._late -= late
-        self._renew(lambda choice: choice.better in late)
+        renewed = self._renew(lambda choice: choice.better in late)
+        self._resolver.drop(lambda place, choice: choice.better in late and place not in renewed)
 
-    def _renew(self, outdated: Callable[[Choice], bool]) -> None:
-        """Choose again for the entries of outdated choices, all loaded before any is put in place of the old ones."""
+    def _renew(self, outdated: Callable[[Choice], bool]) -> set[Place]:
+        """Choose again for the entries of outdated choices, all loaded before any is put in place of the old ones.
+
+        Returns what they are for.
+        """
         with self._lock:
             entries = [entry for table in self._tables() for _, entry, _ in table.called()]
-        self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
+        renewed = self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
         with self._lock:
             for tables in (self._positional, self._by_keyword):
                 self._replace(tables, outdated)
+        return renewed
 
     def _replace(self, tables: dict[Any, Table], outdated: Callable[[Choice], bool]) -> None:
         def again(entry: Entry) -> Entry:

@@ -74,8 +74,11 @@ class OnRequestCompiler:
         if unwritable:
             return Compiled(None, f"it can't be compiled here: {unwritable}", failed=True)
         try:
-            with _slots:
-                outcome = self._run(unit, stopped)
+            with self._only(unit) as held:
+                artifact = self._store.get(unit.key)
+                if artifact is not None:
+                    return Compiled(artifact)
+                outcome = self._run(unit, stopped) if held else None
         except TunekitError as error:
             return Compiled(None, f"it can't be compiled here: {error}", failed=True)
         if outcome is None:
@@ -88,25 +91,47 @@ class OnRequestCompiler:
         why = "" if artifact else "its artifact vanished as soon as it was compiled"
         return Compiled(artifact, why, compiled=ours, failed=artifact is None)
 
+    @contextlib.contextmanager
+    def _only(self, unit: Unit) -> Iterator[bool]:
+        """Be the only one, of all processes, that compiles this on request; whether that is so within the limits.
+
+        Ranks that start at once would each start a compile server, to find that one of them compiles.
+        """
+        name = f"request-{unit.key}"
+        with self._store.lock(name, timeout_s=0) as held:
+            if held:
+                with _slots:
+                    yield True
+                return
+        self._tell_waiting(unit)
+        with self._store.lock(name, self.wait_s) as held, _slots:
+            yield held
+
+    def _tell_waiting(self, unit: Unit) -> None:
+        logger.warning(
+            "%s waits for another compile of %s of %s (at most %g s)",
+            self._who,
+            unit.variant,
+            self._spec.name,
+            self.wait_s,
+        )
+
     def _run(self, unit: Unit, stopped: Callable[[], bool]) -> Outcome | None:
         """The outcome; None where another process did not finish within its limits."""
         from tunekit.compiling import Compiler, compile_limits
         from tunekit.jobs import Pool
 
-        def waits(unit: Unit) -> None:
-            logger.warning(
-                "%s waits for another compile of %s of %s (at most %g s)",
-                self._who,
-                unit.variant,
-                self._spec.name,
-                self.wait_s,
-            )
-
         backend = self._spec.implementation(unit.variant.implementation).backend
         limits = compile_limits(self._spec, self._settings)
         with Pool(workers=1, warm=(backend,), limits=limits) as pool, self._records() as records:
             compiler = Compiler(
-                pool, self._store, records, environment(0), wait_s=self.wait_s, on_wait=waits, stopped=stopped
+                pool,
+                self._store,
+                records,
+                environment(0),
+                wait_s=self.wait_s,
+                on_wait=self._tell_waiting,
+                stopped=stopped,
             )
             done = list(compiler.compile([unit]))
         return done[0][1] if done else None

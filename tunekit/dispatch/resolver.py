@@ -125,17 +125,19 @@ class Resolver:
             self._tables.clear()
         self._library.look_again()
 
-    def renew(self, calls: Iterable[Call]) -> None:
-        """Choose again for these calls; what has no kernel any more stays as it is."""
-        for call in {(call.device, call.problem): call for call in calls}.values():
+    def renew(self, calls: Iterable[Call]) -> set[Place]:
+        """Choose again for these calls; what has no kernel any more stays as it is. Returns what they are for."""
+        places = {(call.device, call.problem): call for call in calls}
+        for call in places.values():
             try:
                 self._once(call, fresh=True)
             except NoKernelError as error:
                 logger.warning("%s", error)
+        return set(places)
 
-    def keep(self, wanted: Callable[[Choice], bool]) -> None:
-        """Forget the choices that are not wanted: each is made again when it is next asked for."""
-        self._served.drop(lambda _, served: not wanted(served[0]))
+    def drop(self, unwanted: Callable[[Place, Choice], bool]) -> None:
+        """Forget the choices that are unwanted: each is made again when it is next asked for."""
+        self._served.drop(lambda place, served: unwanted(place, served[0]))
 
     def _once(self, call: Call, fresh: bool) -> Served:
         """Resolve a call, unless another thread does or (where not `fresh`) did."""
