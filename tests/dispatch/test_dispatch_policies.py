@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -73,6 +74,26 @@ def test_a_fallback_serves_until_the_background_compile_is_done(tuned):
     assert kernel(x)[0, 0] == 0.5 and kernel(x=x)[0, 0] == 0.5
     assert kernel.stats()["problems"] == resolved, "no call after it found a cold key"
     assert kernel.stats()["compiled"] == 1 and kernel.calls()[Level.EXACT] == 2
+
+
+def test_what_may_not_be_loaded_beside_a_capture_is_put_in_place_by_a_later_first_call(tuned, monkeypatch):
+    @contextmanager
+    def beside_captures():
+        yield False
+
+    monkeypatch.setattr("tunekit.dispatch.kernel.beside_captures", beside_captures)
+    winner = tuned.tune({"rows": 64}, compiled=False, unroll=8, delay_us=0)
+    tuned.tune({"rows": 1024}, unroll=4, delay_us=0)
+    kernel = tunekit.load(tuned.reference, compile="background", **tuned.places)
+    x = torch.ones(64, 64)
+    kernel(x)
+    assert background.wait(60)
+    kernel(x)
+    assert kernel.calls() == {Level.NEAREST: 1} and kernel.choice(x).level is Level.NEAREST
+    kernel(torch.ones(1024, 64))
+    kernel(x)
+    assert kernel.choice(x).artifact == winner.artifact
+    assert kernel.calls() == {Level.NEAREST: 1, Level.EXACT: 1}
 
 
 def test_a_background_compile_that_fails_is_said_and_not_tried_again(tuned, caplog):

@@ -312,16 +312,16 @@ class Kernel:
         renewed = self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
         with self._lock:
             for tables in (self._positional, self._by_keyword):
-                self._replace(tables, outdated)
+                self._replace(tables, renewed)
         return renewed
 
-    def _replace(self, tables: dict[Any, Table], outdated: Callable[[Choice], bool]) -> None:
+    def _replace(self, tables: dict[Any, Table], renewed: set[Place]) -> None:
         def again(entry: Entry) -> Entry:
-            return self._renewed(entry) if outdated(entry.choice) else entry
+            return self._renewed(entry) if place_of(entry) in renewed else entry
 
-        for place, table in list(tables.items()):
-            if any(outdated(entry.choice) for _, entry, _ in table.called()):
-                tables[place] = self._copy(table, CAPACITY, again)
+        for way, table in list(tables.items()):
+            if any(place_of(entry) in renewed for _, entry, _ in table.called()):
+                tables[way] = self._copy(table, CAPACITY, again)
 
     def _renewed(self, entry: Entry) -> Entry:
         try:
@@ -332,3 +332,8 @@ class Kernel:
     def _explain(self, table: Table, values: tuple[Any, ...]) -> None:
         """After a call that raised: say what is wrong with its arguments, if that is the reason."""
         check(self.spec, table.order.slots(values), table.given)
+
+
+def place_of(entry: Entry) -> Place:
+    """The device and problem that an entry serves."""
+    return entry.kind.call.device, entry.kind.call.problem

@@ -37,6 +37,7 @@ MOST_OFFERED = 64
 OLD_S = 7 * 86400.0
 """Boards of jobs that posted nothing for this long are removed."""
 JOB = "TUNEKIT_JOB"
+ATTEMPT = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 
 
 class Board(Protocol):
@@ -209,14 +210,17 @@ def _number(name: str) -> int:
 
 
 def _job() -> str:
-    """What the ranks of a job have in common and no other job has: TUNEKIT_JOB, else the process that started them."""
+    """What the ranks of a job have in common and no other job has.
+
+    TUNEKIT_JOB; else the process that started them, and what tells two of its jobs apart.
+    """
     named = os.environ.get(JOB)
     if named:
         return named
-    parent = os.getppid()
+    parent = "/".join([str(os.getppid()), *(os.environ.get(name, "") for name in ATTEMPT)])
     try:
-        stat = Path(f"/proc/{parent}/stat").read_text()
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return str(parent)
+        return parent
     return f"{boot}/{parent}/{stat.rpartition(')')[2].split()[19]}"

@@ -135,15 +135,17 @@ class Part:
 
 _active: list[Recorder] = []
 _parts: list[Part] = []
+_guard = Guard()
 
 
 def note(kernel: Recorded, environ: str | None) -> None:
     """A kernel was loaded: record it, where something is being recorded or `environ` names a directory for parts."""
-    if _active:
-        _active[0].note(kernel)
-    elif environ:
-        _active.append(Recorder([kernel]))
-        _parts.append(Part(Path(environ), _active[0]))
+    with _guard:
+        if _active:
+            _active[0].note(kernel)
+        elif environ:
+            _active.append(Recorder([kernel]))
+            _parts.append(Part(Path(environ), _active[0]))
 
 
 def check_output(path: Path) -> None:
@@ -173,10 +175,11 @@ def capture(path: str | Path) -> Iterator[None]:
 
     path = Path(path).absolute()
     check_output(path)
-    if _active:
-        raise UserError("a capture is under way in this process already")
-    recorder = Recorder(list(living()))
-    _active.append(recorder)
+    with _guard:
+        if _active:
+            raise UserError("a capture is under way in this process already")
+        recorder = Recorder(list(living()))
+        _active.append(recorder)
     try:
         yield
     finally:

@@ -126,14 +126,16 @@ class Resolver:
         self._library.look_again()
 
     def renew(self, calls: Iterable[Call]) -> set[Place]:
-        """Choose again for these calls; what has no kernel any more stays as it is. Returns what they are for."""
-        places = {(call.device, call.problem): call for call in calls}
-        for call in places.values():
+        """Choose again for these calls. Returns what for: without those that nothing can serve now, each said."""
+        renewed: set[Place] = set()
+        for place, call in {(call.device, call.problem): call for call in calls}.items():
             try:
                 self._once(call, fresh=True)
             except NoKernelError as error:
                 logger.warning("%s", error)
-        return set(places)
+            else:
+                renewed.add(place)
+        return renewed
 
     def drop(self, unwanted: Callable[[Place, Choice], bool]) -> None:
         """Forget the choices that are unwanted: each is made again when it is next asked for."""
@@ -215,7 +217,7 @@ class Resolver:
             return None, ""
 
         def load(key: str) -> str:
-            return self._load(offers[key])[1]
+            return self._load(offers[key])[1] if key in offers else "it is not there any more"
 
         walk(table, problem, offer)
         resolution.doing = "the other ranks' choice"
