@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from tunekit.spec import Implementation, KernelSpec, Tolerance
 
+from .attention import work
 from .attention.cost import cost
 from .attention.flash_attn_4 import flash_attn_4_sm90, flash_attn_4_sm100
 from .attention.inputs import draw
@@ -56,6 +57,7 @@ fmha = KernelSpec(
             defaults=fmha_sm90_space.DEFAULTS,
             footprint=fmha_sm90_space.footprint,
             build=fmha_sm90_space.build,
+            work=work.sm90,
         ),
         Implementation(
             name="sm90_split",
@@ -66,6 +68,7 @@ fmha = KernelSpec(
             footprint=fmha_sm90_split_space.footprint,
             workspace=fmha_sm90_split_space.workspace,
             build=fmha_sm90_split_space.build,
+            work=work.sm90_split,
         ),
         Implementation(
             name="sm90_wide",
@@ -76,6 +79,7 @@ fmha = KernelSpec(
             footprint=fmha_sm90_wide_space.footprint,
             workspace=fmha_sm90_wide_space.workspace,
             build=fmha_sm90_wide_space.build,
+            work=work.sm90_wide,
         ),
         Implementation(
             name="sm100",

@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from tunekit.dispatch.lookup import best
     from tunekit.dispatch.recorder import capture
     from tunekit.dispatch.stats import prometheus, stats
+    from tunekit.dispatch.torch_op import torch_op
 
     __version__: str
 
-__all__ = ["__version__", "best", "capture", "load", "prometheus", "stats"]
+__all__ = ["__version__", "best", "capture", "load", "prometheus", "stats", "torch_op"]
 
 
 _HOMES = {
@@ -21,6 +22,7 @@ _HOMES = {
     "capture": "tunekit.dispatch.recorder",
     "stats": "tunekit.dispatch.stats",
     "prometheus": "tunekit.dispatch.stats",
+    "torch_op": "tunekit.dispatch.torch_op",
 }
 
 

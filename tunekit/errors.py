@@ -43,3 +43,12 @@ class DatabaseError(UserError):
 
 class NoKernelError(TunekitError):
     """No kernel can serve a problem; the message names the shape and the constraints."""
+
+
+class DeviceFaultError(TunekitError):
+    """A kernel, or one before it, left this process's CUDA context dead: nothing on the GPU works any more.
+
+    No fallback is tried after it: the only way out is a new process. ``str()`` names the kernel, its variant,
+    the device and CUDA's words. What is too late to tell is whose fault it was: CUDA reports a fault at any later
+    call, so the kernel named is the one that saw it.
+    """

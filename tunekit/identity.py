@@ -16,7 +16,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,12 @@ TOOLCHAIN = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 INSTALLED = frozenset({"site-packages", "dist-packages", "dsl_packages"})
 STDLIB = Path(inspect.__file__).resolve().parent
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where a statement holds statements."""
+Import = tuple[int, str, tuple[str, ...]]
+"""An import statement: how many directories up (0: absolute), the module, the names that are imported from it."""
+Imports = dict[str, tuple[Import, ...]]
+"""The imports of texts, by each text's SHA-256: finding them is most of the time that a fingerprint takes."""
 
 
 def digest(value: Any) -> str:
@@ -73,8 +79,10 @@ def compile_key(
     )
 
 
-def fingerprint(function: Callable[..., Any]) -> str:
+def fingerprint(function: Callable[..., Any], imports: Imports | None = None) -> str:
     """A hash of a function's sources: its file, all that it imports, and what it closes over.
+
+    What `imports` knows is not looked for again, and what it lacks is added to it.
 
     Imports are followed through every module of the same tree (relative, absolute
     beside the file, or on sys.path outside site-packages), also those inside
@@ -82,17 +90,18 @@ def fingerprint(function: Callable[..., Any]) -> str:
     Imports made from computed names can't be seen.
     """
     file = _source_file(function)
-    return digest(_describe(function, file.parent if file else None, frozenset()))
+    known: Imports = {} if imports is None else imports
+    return digest(_describe(function, file.parent if file else None, known, frozenset()))
 
 
-def _describe(value: Any, home: Path | None, seen: frozenset[int]) -> Any:
+def _describe(value: Any, home: Path | None, imports: Imports, seen: frozenset[int]) -> Any:
     """A stable description of what a function depends on besides its arguments; `home` is its directory."""
     if id(value) in seen:
         return "recursive"
     seen = seen | {id(value)}
 
     def inner(part: Any) -> Any:
-        return _describe(part, home, seen)
+        return _describe(part, home, imports, seen)
 
     if isinstance(value, functools.partial):
         return ["partial", inner(value.func), inner(value.args), inner(value.keywords)]
@@ -101,10 +110,10 @@ def _describe(value: Any, home: Path | None, seen: frozenset[int]) -> Any:
     if isinstance(value, types.FunctionType):
         cells = [inner(cell.cell_contents) for cell in value.__closure__ or ()]
         defaults = [inner(value.__defaults__ or ()), inner(value.__kwdefaults__ or {})]
-        return ["function", value.__qualname__, _sources(value, home), cells, *defaults]
+        return ["function", value.__qualname__, _sources(value, home, imports), cells, *defaults]
     if isinstance(value, type):
         bases = [inner(base) for base in value.__bases__ if base is not object]
-        return ["class", value.__module__, value.__qualname__, _sources(value, home), bases]
+        return ["class", value.__module__, value.__qualname__, _sources(value, home, imports), bases]
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, *map(inner, value)]
     if isinstance(value, (set, frozenset)):
@@ -129,15 +138,15 @@ def _source_file(value: Any) -> Path | None:
     return Path(file).resolve() if file and Path(file).is_file() else None
 
 
-def _sources(value: Any, home: Path | None) -> Any:
+def _sources(value: Any, home: Path | None, imports: Imports) -> Any:
     """What tells the source of a function or class: its files' hashes, or the package that installed it."""
     file = _source_file(value)
     if file is None or (_is_installed(file) and (home is None or not file.is_relative_to(home))):
         return ["installed", str(value.__module__).partition(".")[0]]
-    return [[name, content] for name, content in sorted(source_closure(file).items())]
+    return [[name, content] for name, content in sorted(source_closure(file, imports).items())]
 
 
-def source_closure(file: Path) -> dict[str, str]:
+def source_closure(file: Path, imports: Imports) -> dict[str, str]:
     """The content hash of `file` and of every file of its tree that it imports, by name.
 
     Names are paths relative to the directory of `file`, so that a moved checkout
@@ -148,6 +157,7 @@ def source_closure(file: Path) -> dict[str, str]:
     hashes: dict[str, str] = {}
     done: set[Path] = set()
     pending = [file.resolve()]
+    resolve = functools.cache(_resolve)
     while pending:
         path = pending.pop()
         if path in done:
@@ -157,7 +167,14 @@ def source_closure(file: Path) -> dict[str, str]:
         hashed = hashlib.sha256(content).hexdigest()
         name = _relative(path, root)
         hashes[f"{name} {hashed}" if name in hashes else name] = hashed
-        pending.extend(_imported_files(path, content, root))
+        if hashed not in imports:
+            imports[hashed] = tuple(_imports(content))
+        own = tuple(_roots(path, root))
+        for level, module, named in imports[hashed]:
+            parts = tuple(module.split(".")) if module else ()
+            roots = (path.parents[min(level, len(path.parents)) - 1],) if level else own
+            for more in ((), *((name,) for name in named)):
+                pending += resolve(parts + more, roots)
     return hashes
 
 
@@ -167,30 +184,21 @@ def _relative(path: Path, root: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _imported_files(path: Path, content: bytes, root: Path) -> list[Path]:
-    """The files of the same tree that a source file imports, wherever the statement stands."""
+def _imports(content: bytes) -> Iterator[Import]:
+    """The import statements of a text, at any depth; expressions, which hold none, are not walked."""
     try:
-        tree = ast.parse(content)
+        pending: list[ast.AST] = [ast.parse(content)]
     except SyntaxError:
-        return []
-    found: list[Path] = []
-    for node in ast.walk(tree):
+        return
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found += _resolve(alias.name.split("."), _roots(path, root))
+                yield 0, alias.name, ()
         elif isinstance(node, ast.ImportFrom):
-            parts = node.module.split(".") if node.module else []
-            if node.level:
-                base = path.parent
-                for _ in range(node.level - 1):
-                    base = base.parent
-                roots = [base]
-            else:
-                roots = _roots(path, root)
-            found += _resolve(parts, roots)
-            for alias in node.names:
-                found += _resolve([*parts, alias.name], roots)
-    return found
+            yield node.level, node.module or "", tuple(alias.name for alias in node.names)
+        for block in BLOCKS:
+            pending.extend(getattr(node, block, ()))
 
 
 def _roots(path: Path, root: Path) -> list[Path]:
@@ -211,7 +219,7 @@ def _is_installed(path: Path) -> bool:
     return bool(INSTALLED & set(path.parts)) or path.resolve().is_relative_to(STDLIB)
 
 
-def _resolve(parts: list[str], roots: list[Path]) -> list[Path]:
+def _resolve(parts: tuple[str, ...], roots: tuple[Path, ...]) -> list[Path]:
     """The files that importing dotted `parts` runs, under the first root that has them."""
     if not parts or parts[0] in sys.stdlib_module_names or parts[0] == "tunekit":
         return []

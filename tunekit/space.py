@@ -18,13 +18,15 @@ from tunekit import identity, pruning
 from tunekit.arch import ARCHES, Arch, parse_arch
 from tunekit.errors import SpecError, UserError, words_of
 from tunekit.model import Footprint, Values, Variant
-from tunekit.spec import Constraint, Implementation, KernelSpec
+from tunekit.spec import Constraint, Implementation, KernelSpec, Work
 from tunekit.spec.packages import absence, tools_of
 
 # What a spec's own functions may raise when they are wrong: anything, sys.exit() included.
 SPEC_MISTAKES = (Exception, SystemExit)
 # A space beyond this takes minutes and gigabytes to list.
 MOST_POINTS = 1_000_000
+# Kernels get a workspace's size as an int32, and refuse at the launch what is larger.
+LARGEST_WORKSPACE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,32 @@ def declared_footprint(implementation: Implementation, arch: Arch, problem: Valu
     return footprint
 
 
+def declared_work(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> Work | None:
+    """What a variant's launch does by the spec's own arithmetic; None where it declares nothing.
+
+    Raises:
+        SpecError: the implementation's function fails, or gives numbers that no launch has.
+    """
+    if implementation.work is None:
+        return None
+    point = problem.merged(tunables)
+    try:
+        work = implementation.work(point, arch)
+    except SPEC_MISTAKES as error:
+        raise _mistake(words_of(error), implementation, "work", point) from error
+    if not isinstance(work, Work):
+        raise _mistake(f"it returned {type(work).__name__}, not a Work", implementation, "work", point)
+    for each in dataclasses.fields(work):
+        value = getattr(work, each.name)
+        least = 1 if each.name in ("ctas", "ctas_per_sm", "launches") else 0
+        known = isinstance(value, (int, float)) and math.isfinite(value) and value >= least
+        if not known and (each.name, value) != ("ctas_per_sm", None):
+            raise _mistake(f"{each.name} is {value!r}, not a number from {least}", implementation, "work", point)
+    if work.stages == 0:
+        raise _mistake("stages is 0: a step in flight is a part of one at least", implementation, "work", point)
+    return work
+
+
 def workspace(spec: KernelSpec, variant: Variant, problem: Values) -> int:
     """The float32 elements of the scratch tensor that a variant's artifact takes after its arguments; 0: it takes none.
 
@@ -227,11 +255,14 @@ def workspace(spec: KernelSpec, variant: Variant, problem: Values) -> int:
         SpecError: the implementation's function fails, or gives no number of elements.
     """
     implementation = spec.implementation(variant.implementation)
+    return _workspace(implementation, ARCHES[variant.arch], problem.merged(variant.tunables))
+
+
+def _workspace(implementation: Implementation, arch: Arch, point: Values) -> int:
     if implementation.workspace is None:
         return 0
-    point = problem.merged(variant.tunables)
     try:
-        elements = implementation.workspace(point, ARCHES[variant.arch])
+        elements = implementation.workspace(point, arch)
     except SPEC_MISTAKES as error:
         raise _mistake(words_of(error), implementation, "workspace", point) from error
     if type(elements) is not int or elements < 0:
@@ -244,7 +275,10 @@ def _mistake(words: str, implementation: Implementation, what: str, point: Value
 
 
 def misfit(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> str | None:
-    """Why a point's declared footprint exceeds the architecture, or None."""
+    """Why a point's declared footprint exceeds the architecture, or its workspace what can be passed; or None."""
+    elements = _workspace(implementation, arch, problem.merged(tunables))
+    if elements > LARGEST_WORKSPACE:
+        return f"workspace {elements} elements > {LARGEST_WORKSPACE} (an int32 size)"
     return declared_footprint(implementation, arch, problem, tunables).misfit(arch)
 
 

@@ -118,8 +118,8 @@ def test_seventeen_arguments_however_they_are_written(chosen, by_position, data)
     keywords = {name: VALUES[name] for name in existing[by_position:]} | flags
     shuffled = dict(data.draw(st.permutations(list(keywords.items()))))
     positional = tuple(VALUES[name] for name in existing[:by_position])
-    way, given, values = WIDE.read(positional, shuffled)
-    order = WIDE.order(way, given)
+    place, values = WIDE.read(positional, shuffled)
+    given, order = WIDE.meaning(place)
     slots, present = order.slots(values), order.present
     assert [name for name, value in zip(WIDE.names, slots, strict=True) if value is not None] == existing
     assert all(value is None or value is VALUES[name] for name, value in zip(WIDE.names, slots, strict=True))

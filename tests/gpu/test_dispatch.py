@@ -19,7 +19,7 @@ from tunekit.environment import environment
 from tunekit.errors import UserError
 from tunekit.jobs import Limits, Pool
 from tunekit.model import Level, Values, Winner
-from tunekit.space import default_variant, parse_arch
+from tunekit.space import default_variants, parse_arch
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
@@ -36,15 +36,14 @@ ARCH = environment(0).arch or "sm_90a"
 FMHA = {"batch": 2, "heads": 16, "kv_heads": 2, "t": 5, "s_k": 300, "head_dim": 128}
 
 
-def tune(reference: str, root: Path, problem: dict, **tunables) -> Winner:
+def tune(reference: str, root: Path, problem: dict, implementation: str = "", **tunables) -> Winner:
     """What a sweep would leave in `root`: a compiled artifact and a winner."""
     spec = load_spec(reference)
     complete = spec.problem(problem)
-    variant = default_variant(spec, parse_arch(ARCH), complete)
-    assert variant is not None
-    variant = identity.variant(
-        spec.name, spec.version, variant.implementation, ARCH, variant.tunables.merged(Values(tunables))
+    of = next(
+        v for v in default_variants(spec, parse_arch(ARCH), complete) if v.implementation.startswith(implementation)
     )
+    variant = identity.variant(spec.name, spec.version, of.implementation, ARCH, of.tunables.merged(Values(tunables)))
     (unit,) = units(spec, reference, complete, [variant])
     with Pool(workers=1, limits=Limits(60.0, 300.0, 8 * 2**30)) as pool:
         compiler = Compiler(pool, ArtifactStore(root / "artifacts"), None, environment(0))
@@ -159,6 +158,92 @@ def test_a_warm_key_captures_and_replays(cache):
     assert (y == 10.0).all()
 
 
+def test_a_cold_key_in_a_capture_is_refused_and_the_capture_goes_on(cache):
+    """Case 53, the cold half: nothing is loaded or allocated; what is warm is captured all the same."""
+    kernel = load(DOUBLE, cache)
+    x, y = torch.randn(1 << 20, device="cuda"), torch.empty(1 << 20, device="cuda")
+    kernel(x, y)
+    cold = torch.randn(1 << 10, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(UserError, match="first time while a CUDA graph is being captured"):
+            kernel(cold)
+        kernel(x, y)
+    x.fill_(2.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 4.0).all()
+
+
+def test_what_is_bound_can_be_captured_at_once(cache):
+    """`bind` loads the kernel: its first launch may be in a capture, and it is the compiled function itself."""
+    bound = load(DOUBLE, cache).bind({"n": 1 << 20})
+    x, y = torch.full((1 << 20,), 3.0, device="cuda"), torch.empty(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bound(x, y)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 6.0).all() and type(bound).__module__.startswith("tvm_ffi")
+
+
+@pytest.mark.skipif(ARCH != "sm_90a", reason="sm90_split needs a Hopper GPU")
+def test_outputs_and_scratch_memory_of_a_captured_call_are_the_graphs(cache):
+    """Split keys merged by a second kernel: scratch memory and output come from the graph's own pool at each replay."""
+    problem = {"batch": 2, "heads": 128, "kv_heads": 1, "t": 1, "s_k": 1152, "head_dim": 128}
+    tune("fmha", cache, problem, "sm90_split", num_splits=4, merge="kernel")
+    kernel = load("fmha", cache)
+    q = torch.randn(2, 1, 128, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 1152, 1, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    assert kernel.choice(q, k, v).variant.implementation == "sm90_split"
+    wanted = kernel(q, k, v)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = kernel(q, k, v)
+    junk = [torch.full((1 << 22,), float("nan"), device="cuda") for _ in range(8)]
+    del junk
+    for _ in range(3):
+        o.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(o, wanted)
+
+
+def test_results_are_freed_in_stream_order(cache):
+    """An output that is dropped at once is reused by the next call, never while the kernel still writes it."""
+    kernel = load(DOUBLE, cache)
+    x = torch.randn(1 << 20, device="cuda")
+    kernel(x)
+    before = torch.cuda.memory_allocated()
+    for _ in range(2000):
+        kernel(x)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    torch.testing.assert_close(kernel(x), 2 * x)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_each_device_has_its_own(cache):
+    """Case 22: the call goes where its tensors lie, whatever device is current; one artifact serves both."""
+    kernel = load(DOUBLE, cache)
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            for index in (1, 0, 1):
+                x = torch.randn(1 << 20, device=f"cuda:{index}")
+                y = kernel(x)
+                assert y.device == x.device and torch.cuda.current_device() == current
+                torch.testing.assert_close(y, 2 * x)
+                assert kernel.device_facts(index).index == index
+                bound = kernel.bind({"n": 1 << 20}, device=index)
+                z = torch.empty_like(x)
+                bound(x, z)
+                torch.testing.assert_close(z, 2 * x)
+    assert kernel.stats()["problems"] == 2 and kernel.stats()["loaded"] <= 1
+
+
 def test_two_variants_in_one_process(cache, tmp_path):
     """Case 58: two variants of one kernel, called A, B, A, B: symbols don't clash."""
     tune(DOUBLE, tmp_path, {"n": 1 << 20}, smem_bytes=1024)
@@ -177,7 +262,8 @@ def test_a_fresh_process_serves_without_a_compiler(cache):
         "print(json.dumps({'sum': float(y.sum()), 'stats': kernel.stats(), "
         "'heavy': [n for n in ('cutlass', 'optuna', 'rich') if n in sys.modules]}))"
     )
-    env = {**os.environ, "TUNEKIT_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    env = {**os.environ, "TUNEKIT_CACHE": str(cache), "TUNEKIT_DB": "", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-c", code, DOUBLE], env=env, capture_output=True, text=True, timeout=120, check=False
     )

@@ -151,7 +151,11 @@ def test_a_sweep_races_them_with_our_kernels(given: dict[str, Any], cache: Path)
     measured = {row.variant.implementation for row in rows if row.median_us}
     assert own.implementation in measured and len(measured) > 1
     with Store.open(settings.database) as store:
-        finals = [t for t in store.trials(stage=Stage.MEASURE) if t.protocol.startswith("final") and t.outcome.ok]
+        finals = [
+            t
+            for t in store.trials(stage=Stage.MEASURE, problem=problem)
+            if t.protocol.startswith("final") and t.outcome.ok
+        ]
     medians = {t.variant.id: sorted(t.outcome.samples_us)[len(t.outcome.samples_us) // 2] for t in finals}
     assert winner.median_us <= 1.02 * min(medians.values()) or winner.tied
     kernel = tunekit.load("fmha", database=settings.database, artifacts=settings.artifacts, strict=True)

@@ -117,12 +117,12 @@ def test_two_files_of_one_name_both_count(tmp_path, monkeypatch):
     main.parent.mkdir()
     main.write_text("import first, second\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "one"), str(tmp_path / "two"), *sys.path])
-    before = source_closure(main)
+    before = source_closure(main, {})
     (tmp_path / "two" / "same" / "n.py").write_text("B = 2\n")
-    assert source_closure(main) != before
+    assert source_closure(main, {}) != before
     (tmp_path / "two" / "same" / "n.py").write_text("B = 1\n")
     (tmp_path / "one" / "same" / "n.py").write_text("A = 2\n")
-    assert source_closure(main) != before
+    assert source_closure(main, {}) != before
 
 
 def test_installed_packages_count_by_version_not_by_content(tmp_path, factory):
@@ -134,4 +134,4 @@ def test_installed_packages_count_by_version_not_by_content(tmp_path, factory):
     assert time.perf_counter() - begun < 2.0
     path = tmp_path / "k.py"
     path.write_text("import click\nimport json\nfrom tunekit.spec import Axis\n")
-    assert list(source_closure(path)) == ["k.py"]
+    assert list(source_closure(path, {})) == ["k.py"]

@@ -10,10 +10,10 @@ import textwrap
 import pytest
 
 from tunekit.errors import UserError
-from tunekit.measure import choose, protocol, turn, usable
+from tunekit.measure import choose, turn, usable
 from tunekit.measure.job import RunJob, outcome_from_payload
 from tunekit.measure.lock import lock_path
-from tunekit.measure.protocol import CACHES, clocks_word, searched_alike
+from tunekit.measure.protocol import CACHES, clocks_word, protocol, searched_alike
 from tunekit.measure.timing import ColdPlan, calls_per_window, cold_plan
 from tunekit.model import Outcome, Stage, Status, Values, to_json
 

@@ -212,6 +212,18 @@ def test_a_workspace_depends_on_problem_tunables_and_architecture():
         space.workspace(make_spec({"a": (3,)}, workspace=lambda v, arch: 1 // 0), variant, Values(n=5))
 
 
+def test_a_workspace_too_large_to_pass_fits_nowhere():
+    """At the limit it fits; past it neither a default nor a recorded winner serves, and both numbers are said."""
+    spec = make_spec({"a": (2, 1)}, workspace=lambda v, arch: v.n * v.a, defaults=({"a": 2}, {"a": 1}))
+    (implementation,) = spec.implementations
+    half = Values(n=2**30)
+    assert space.misfit(implementation, HOST, half, Values(a=1)) is None
+    assert space.misfit(implementation, HOST, half, Values(a=2)) == (
+        "workspace 2147483648 elements > 2147483647 (an int32 size)"
+    )
+    assert space.default_variant(spec, HOST, half).tunables.a == 1
+
+
 def test_a_constraint_without_a_return_drops_nothing_silently():
     spec = make_spec({"a": (1,)}, constraints=(Constraint("c", "why", lambda v: None),))
     with pytest.raises(SpecError, match=r"constraint c fails for .*it returned None"):

@@ -55,6 +55,7 @@ MALFORMED = [
      "did you mean rows"),
     ("an argument with an axis's name", 'TensorArg("x"', 'TensorArg("rows"', "signature", "the name of an axis"),
     ("a workspace that is no function", "build=build,", "build=build, workspace=64,", "workspace", "a function"),
+    ("work that is no function", "build=build,", "build=build, work=64,", "work", "work must be a function"),
     ("an unknown dtype in the signature", '"cols"), "dtype")', '"cols"), "dtyp")', "x", "did you mean dtype"),
     ("no output", 'role="output"', 'role="input"', "signature", "has no output"),
     ("a bad role", 'role="output"', 'role="out"', "y", "input, output or inout"),

@@ -16,6 +16,8 @@ from tunekit.spec import KernelSpec
 LIBRARY_SUFFIX = ".library"
 CUDA_DIRECTORIES = ("cu13", "cu12")
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
+RUNTIME_PACKAGE = "nvidia-cutlass-dsl-libs-cu12"
+"""The package with the runtime library, for a machine that has none."""
 # Elf64_Ehdr: e_ident, type, machine, version, entry, phoff, shoff, flags, ehsize, phentsize, phnum,
 # shentsize, shnum, shstrndx.
 ELF64_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -77,7 +79,8 @@ def load_module(so: Path) -> Any:
     try:
         return tvm_ffi.load_module(so)
     except (RuntimeError, OSError, ValueError) as error:
-        raise TunekitError(f"{so} can't be loaded: {error}") from error
+        lacking = missing_runtime() if RUNTIME_LIBRARY in str(error) else None
+        raise TunekitError(f"{so} can't be loaded: {lacking or error}") from error
 
 
 def damaged(so: Path) -> str | None:
@@ -112,6 +115,25 @@ def preload_runtime() -> Path | None:
     if library is not None:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     return library
+
+
+def missing_runtime(version: str | None = None) -> str | None:
+    """That the library which exported GPU kernels link against is nowhere here, and what to do; None where it is.
+
+    `version` is that of nvidia-cutlass-dsl which compiled them. Besides an installed nvidia-cutlass-dsl, the dynamic
+    linker's own places count (LD_LIBRARY_PATH).
+    """
+    if preload_runtime() is not None:
+        return None
+    try:
+        ctypes.CDLL(RUNTIME_LIBRARY, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        package = RUNTIME_PACKAGE + (f"=={version}" if version else "")
+        return (
+            f"{RUNTIME_LIBRARY}, which GPU kernels link against, is not installed: `pip install --no-deps {package}` "
+            "(alone it compiles nothing), or name its directory in LD_LIBRARY_PATH"
+        )
+    return None
 
 
 @functools.cache

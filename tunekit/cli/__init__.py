@@ -34,6 +34,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "best": ("tunekit.cli.best", "best", "Say which variant serves a problem, and why."),
     "capture": ("tunekit.cli.capture", "capture", "Run a command, and record the problems that it asks for."),
+    "bundle": (
+        "tunekit.cli.bundle",
+        "bundle",
+        "Put the winners' kernels into one directory, which tunekit.load(SPEC, bundle=DIR) serves from.",
+    ),
     "check": ("tunekit.cli.check", "check", "Checks for CI: compile times."),
     "env": ("tunekit.cli.env", "env", "Show the GPU, the toolchain, the limits and where results are kept."),
     "db": ("tunekit.cli.db", "db", "Export, import, merge, verify and clean the results."),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunekit.dispatch.forked import Guard, renew
+from tunekit.errors import TunekitError
 from tunekit.model import Values, Variant
 
 if TYPE_CHECKING:
@@ -110,7 +111,10 @@ class Queue:
             return
         if artifact is None:
             logger.warning("%s: %s was not compiled in the background: %s", resolver.spec.name, job.variant, why)
-        resolver.arrived(job.variant)
+        try:
+            resolver.arrived(job.variant)
+        except TunekitError as error:  # a lost GPU, say: the next call tells
+            logger.warning("%s: %s could not be put in place: %s", resolver.spec.name, job.variant, error)
 
     def after_fork(self) -> None:
         """A child has none of its parent's threads, and leaves the parent's jobs to the parent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Union
 
 from tunekit.errors import UserError
 from tunekit.model import Value
@@ -20,6 +20,9 @@ Slots = tuple[Any, ...]
 """An argument per entry of the signature, None where it was not given."""
 Way = tuple[Any, ...]
 """A way to write calls: the number of positional arguments, then the keywords' names in their order."""
+Place = Union[int, tuple[Any, ...]]
+"""All that makes a call mean what it does, but for its arguments: the number of them, where all go by position; else
+the way that it is written, or that with the values and the types of the axes that it gives."""
 Given = tuple[tuple[str, type, Value], ...]
 """The problem axes given as keywords, in the spec's order: name, type, value."""
 MAX_KEPT = 4096
@@ -52,14 +55,12 @@ class Order:
 
 @dataclass(frozen=True)
 class _Writing:
-    """A way to write calls: so many positions and these keywords. `axes`: which of the values are axes.
+    """What the values of a call are that is written in one way: `axes` picks those that are axes, named by `names`,
+    `others` those that are arguments. `order` is None where what positions stand for depends on the axes."""
 
-    `values` picks the others, all values where it is None. `order` is None where what positions stand for depends
-    on the flags' values.
-    """
-
-    axes: tuple[tuple[str, int], ...]
-    values: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
+    names: tuple[str, ...]
+    axes: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    others: Callable[[tuple[Any, ...]], tuple[Any, ...]]
     order: Order | None
 
 
@@ -77,46 +78,52 @@ class CallForm:
         self._writings: dict[Way, _Writing] = {}
         self._orders: dict[tuple[Way, Given], Order] = {}
 
-    def read(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Way, Given, tuple[Any, ...]]:
-        """How a call is written, the axes that it gives, and its other values.
+    def read(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Place, tuple[Any, ...]]:
+        """Where a call belongs, and its arguments.
 
         Raises:
-            UserError: an unknown argument, or an axis that is no plain value.
+            UserError: an unknown argument.
         """
+        if not keywords:
+            return len(args), args
         way: Way = (len(args), *keywords)
         writing = self._writings.get(way)
         if writing is None:
-            writing = self._writing(len(args), tuple(keywords))
-            if len(self._writings) >= MAX_KEPT:
-                self._writings.clear()
-            self._writings[way] = writing
+            writing = self._writing(way)
         values = (*args, *keywords.values())
-        if writing.values is None:
-            return way, (), values
-        given = tuple([(name, type(value), value) for name, at in writing.axes if (value := values[at]) is not None])
+        if not writing.names:
+            return way, values
+        axes = writing.axes(values)
+        return (way, axes, *map(type, axes)), writing.others(values)
+
+    def meaning(self, place: Place) -> tuple[Given, Order]:
+        """The axes that the calls of a place give, and the order of their arguments.
+
+        Raises:
+            UserError: an unknown or repeated argument, too many of them, or an axis that is no plain value.
+        """
+        way: Way
+        axes: tuple[Any, ...] = ()
+        if isinstance(place, int):
+            way = (place,)
+        elif isinstance(place[0], int):
+            way = place
+        else:
+            way, axes = place[:2]
+        writing = self._writings.get(way) or self._writing(way)
+        named = zip(writing.names, axes, strict=True)
+        given: Given = tuple((name, type(value), value) for name, value in named if value is not None)
         try:
-            hash(given)
+            found = writing.order or self._orders.get((way, given))
         except TypeError:
             said(self.spec, given)  # says what is wrong with it
             raise
-        return way, given, writing.values(values)
-
-    def order(self, way: Way, given: Given) -> Order:
-        """The order of the values of a call that `read` has read.
-
-        Raises:
-            UserError: a repeated argument, or too many of them.
-        """
-        writing = self._writings.get(way) or self._writing(way[0], way[1:])
-        if writing.order is not None:
-            return writing.order
-        found = self._orders.get((way, given))
         if found is None:
-            found = self._order(self._existing(given), *_count_and_names(way, {name for name, _ in writing.axes}))
+            found = self._order(self._existing(given), way, writing.names)
             if len(self._orders) >= MAX_KEPT:
                 self._orders.clear()
             self._orders[way, given] = found
-        return found
+        return given, found
 
     def arrange(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Slots, Given]:
         """The normal form of a call.
@@ -124,24 +131,31 @@ class CallForm:
         Raises:
             UserError: an unknown or repeated argument, or too many of them.
         """
-        way, given, values = self.read(args, keywords)
-        return self.order(way, given).slots(values), given
+        place, values = self.read(args, keywords)
+        given, order = self.meaning(place)
+        return order.slots(values), given
 
-    def _writing(self, count: int, keywords: tuple[str, ...]) -> _Writing:
+    def _writing(self, way: Way) -> _Writing:
+        count, keywords = way[0], way[1:]
         for name in keywords:
             if name not in self._slot and name not in self._axes:
                 known = ", ".join((*self.names, *self._axes))
                 raise UserError(f"{self.spec.name} has no argument '{name}' (arguments and problem axes: {known})")
-        places = {name: count + place for place, name in enumerate(keywords)}
-        axes = tuple((name, places[name]) for name in self._axes if name in places)
-        others = [place for place in range(count + len(keywords)) if place not in {place for _, place in axes}]
-        order = None
-        if count <= self._leading:
-            order = self._order(tuple(range(count)), *_count_and_names((count, *keywords), {name for name, _ in axes}))
-        return _Writing(axes, select(others) if axes else None, order)
+        names = tuple(name for name in self._axes if name in keywords)
+        others = [
+            place for place in range(len(way) - 1 + count) if place < count or keywords[place - count] not in names
+        ]
+        order = self._order(tuple(range(count)), way, names) if count <= self._leading else None
+        writing = _Writing(names, select([count + keywords.index(name) for name in names]), select(others), order)
+        if len(self._writings) >= MAX_KEPT:
+            self._writings.clear()
+        self._writings[way] = writing
+        return writing
 
-    def _order(self, positions: tuple[int, ...], count: int, names: tuple[str, ...]) -> Order:
-        """`positions`: the slots that positions stand for; `names`: the arguments given by keyword, in order."""
+    def _order(self, positions: tuple[int, ...], way: Way, axes: tuple[str, ...]) -> Order:
+        """`positions`: the slots that positions stand for; `axes`: the keywords that are no arguments."""
+        count = way[0]
+        names = [name for name in way[1:] if name not in axes]
         if count > len(positions):
             takes = ", ".join(self.names[slot] for slot in positions)
             raise UserError(f"{self.spec.name} takes {len(positions)} arguments ({takes}), not {count}")
@@ -198,11 +212,6 @@ class CallForm:
             if exists:
                 slots.append(slot)
         return tuple(slots)
-
-
-def _count_and_names(way: Way, axes: set[str]) -> tuple[int, tuple[str, ...]]:
-    """How many arguments a call gives by position, and which by keyword."""
-    return way[0], tuple(name for name in way[1:] if name not in axes)
 
 
 def said(spec: KernelSpec, given: Given) -> dict[str, Value]:

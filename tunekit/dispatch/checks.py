@@ -5,17 +5,22 @@ Runs once per key of dispatch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tunekit.dispatch.calls import Given, Slots, said
-from tunekit.errors import UserError
-from tunekit.model import Values
+from tunekit.dispatch.kinds import refusal
+from tunekit.errors import SpecError, UserError
+from tunekit.model import Value, Values
 from tunekit.spec import KernelSpec, ScalarArg, TensorArg
 from tunekit.spec.arguments import Shape, axis_and_offset, shape_words
 from tunekit.spec.problems import NotYetError, Partial, fill
 
 ALIGNMENT_BYTES = 16
+LARGEST_SIZE = 2**31 - 1
+"""The largest size of a dim that a GPU's kernels take: CuTeDSL passes sizes as int32, and strides as int64, so a tensor
+may have more elements than that."""
 FLOATING = ("float32",)
 
 
@@ -47,7 +52,9 @@ def check(spec: KernelSpec, slots: Slots, given: Given) -> Call:
         if value is None and arg.when is None and isinstance(arg, TensorArg) and arg.role != "output":
             raise UserError(f"{spec.name} needs its {arg.role} '{arg.name}'")
     device = _common_device(spec, tensors)
-    problem = _Reading(spec, given).problem(tensors)
+    reading = Reading(spec, said(spec, given), lambda known: Partial(fill(spec.axes, known).known, spec.axis))
+    problem = reading.problem(tensors)
+    _check_layout(tensors)
     existing = {arg.name for arg in spec.arguments(problem)}
     arguments: list[tuple[int, TensorArg | ScalarArg]] = []
     for slot, arg in enumerate(spec.signature):
@@ -64,16 +71,47 @@ def check(spec: KernelSpec, slots: Slots, given: Given) -> Call:
     return Call(problem, device, tuple(arguments))
 
 
-class _Reading:
-    """The axes of one call as they become known: from keywords, then from tensors. `source` says where from."""
+class Reading:
+    """The axes of one call as they become known: from keywords, then from tensors. `source` says where from.
 
-    def __init__(self, spec: KernelSpec, given: Given) -> None:
+    `known` are the axes given by keyword; `presume` makes of what is known a view in which the others are at their
+    defaults.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, known: dict[str, Value], presume: Callable[[Mapping[str, Value]], Partial]
+    ) -> None:
         self.spec = spec
-        self.known = said(spec, given)
-        self.source = {name: f"the keyword {name}" for name in self.known}
+        self.known = known
+        self.source = {name: f"the keyword {name}" for name in known}
+        self._presume = presume
 
     def problem(self, tensors: list[tuple[TensorArg, Any]]) -> Values:
         """The problem: axes given, then what shapes and dtypes say, then the spec's defaults.
+
+        Raises:
+            UserError: tensors that don't fit each other, the axes given or the spec.
+        """
+        used = self.read(tensors)
+        for name, place in self.source.items():
+            if self.known[name] == 0 and self.spec.axis[name].kind == "dim":
+                try:
+                    self.spec.axis[name].check(0)
+                except SpecError as error:
+                    raise UserError(
+                        f"{place} makes {name} 0: {error.message}. There is nothing to compute: skip the call"
+                    ) from None
+        problem = self.spec.problem(self.known)
+        for arg, shape in used:
+            if arg.dims(problem) != shape:
+                raise UserError(
+                    f"'{arg.name}' was read as {shape_words(shape)}, but for {problem.implying(())} it is "
+                    f"{shape_words(arg.dims(problem))}: give the axes that this depends on by keyword"
+                )
+        return problem
+
+    def read(self, tensors: list[tuple[TensorArg, Any]]) -> list[tuple[TensorArg, Shape]]:
+        """Take the axes that the tensors show; returns the form in which each was read.
 
         A tensor of several forms is read once what its predicates ask for is known; where that takes
         defaults, after all others.
@@ -87,9 +125,8 @@ class _Reading:
                 break
             waiting = left
         for arg, tensor in waiting:
-            view = Partial(fill(self.spec.axes, self.known).known, self.spec.axis)
             try:
-                shape = arg.dims(view)
+                shape = arg.dims(self._presume(self.known))
             except NotYetError as missing:
                 raise UserError(
                     f"the shape of '{arg.name}' depends on {missing.axis}, which nothing in the call states: "
@@ -97,15 +134,7 @@ class _Reading:
                 ) from None
             self._read(arg, tensor, shape)
             used.append((arg, shape))
-        problem = self.spec.problem(self.known)
-        for arg, shape in used:
-            if arg.dims(problem) != shape:
-                raise UserError(
-                    f"'{arg.name}' was read as {shape_words(shape)}, but for {problem.implying(())} it is "
-                    f"{shape_words(arg.dims(problem))}: give the axes that this depends on by keyword"
-                )
-        _check_layout(tensors)
-        return problem
+        return used
 
     def _read_if_known(self, pair: tuple[TensorArg, Any], view: Partial, used: list[tuple[TensorArg, Shape]]) -> bool:
         arg, tensor = pair
@@ -151,18 +180,25 @@ class _Reading:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor lies in memory as every artifact takes it: contiguous, 16-byte aligned."""
-    return bool(tensor.is_contiguous()) and not tensor.data_ptr() % ALIGNMENT_BYTES
+    """Whether a tensor lies in memory as every artifact takes it: contiguous, 16-byte aligned, and there at all."""
+    at = tensor.data_ptr() if tensor.is_contiguous() else 0
+    return bool(at) and not at % ALIGNMENT_BYTES and not tensor.is_neg()
 
 
 def _check_layout(tensors: list[tuple[TensorArg, Any]]) -> None:
+    """Refuse strides, addresses and sizes that no artifact takes."""
     for arg, tensor in tensors:
+        if tensor.is_cuda and max(tensor.shape, default=0) > LARGEST_SIZE:
+            raise UserError(
+                f"'{arg.name}' has a dim of {max(tensor.shape)} (shape {tuple(tensor.shape)}); a GPU kernel's sizes "
+                f"go up to {LARGEST_SIZE} (int32): split the call"
+            )
         if not tensor.is_contiguous():
             raise UserError(
                 f"'{arg.name}' is not contiguous (shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}); "
                 f"pass {arg.name}.contiguous()"
             )
-        if not is_plain(tensor):
+        if tensor.data_ptr() % ALIGNMENT_BYTES:
             raise UserError(
                 f"'{arg.name}' starts {tensor.data_ptr() % ALIGNMENT_BYTES} bytes past a {ALIGNMENT_BYTES}-byte "
                 f"boundary (storage offset {tensor.storage_offset()}); pass {arg.name}.clone()"
@@ -180,17 +216,12 @@ def _check_scalar(spec: KernelSpec, arg: ScalarArg, value: Any) -> None:
 
 def _common_device(spec: KernelSpec, tensors: list[tuple[TensorArg, Any]]) -> int:
     """The index of the one device that all tensors lie on."""
-    import torch
-
     if not tensors:
         raise UserError(f"{spec.name} got no tensor")
     for arg, tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise UserError(f"'{arg.name}' is {type(tensor).__name__}, not a torch.Tensor")
-        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
-            raise UserError(
-                f"'{arg.name}' is a {tensor.layout} tensor on {tensor.device}; dense, on cpu or cuda is served"
-            )
+        refused = refusal(arg.name, tensor)
+        if refused is not None:
+            raise UserError(refused)
     first_arg, first = tensors[0]
     for arg, tensor in tensors[1:]:
         if tensor.device != first.device:

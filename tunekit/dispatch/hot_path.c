@@ -76,14 +76,15 @@ static const DLTensor* tensor_of(const TVMFFIAny* argument) {
   return NULL;
 }
 
-/* Whether a tensor lies in memory as every artifact takes it. */
+/* Whether a tensor lies in memory as every artifact takes it. What only stands for other tensors (a wrapper, a fake, a
+ * freed storage) comes with a null pointer. */
 static int is_plain(const DLTensor* tensor) {
   int64_t stride = 1;
   for (int dim = tensor->ndim - 1; tensor->strides && dim >= 0; --dim) {
     if (tensor->shape[dim] != 1 && tensor->strides[dim] != stride) return 0;
     stride *= tensor->shape[dim];
   }
-  return ((uintptr_t)tensor->data + tensor->byte_offset) % ALIGNMENT_BYTES == 0;
+  return tensor->data && ((uintptr_t)tensor->data + tensor->byte_offset) % ALIGNMENT_BYTES == 0;
 }
 
 /* The key of a call: its number of words, or MISS. */

@@ -1,19 +1,26 @@
-"""The native half of dispatch (hot_path.c): built once by the machine's C compiler, kept among the artifacts.
+"""The native half of dispatch, built once by the machine's C compiler and kept among the artifacts.
 
-Where it can't be had (no C compiler, or a torch that has no DLPack exchange API) calls are dispatched in Python.
+hot_path.c finds a call's entry and carries it out; caller.c is the call from Python. Where the first can't be had (no
+C compiler, a torch without a DLPack exchange API) calls are dispatched in Python; where the second can't (no Python.h)
+a call takes a tenth of a microsecond more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib.machinery
+import importlib.util
 import logging
 import platform
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tunekit.backends.load import load_module
+from tunekit.backends.load import damaged, load_module
 from tunekit.dispatch.forked import Guard
 from tunekit.errors import DatabaseError, TunekitError
 from tunekit.identity import distribution_version
@@ -21,11 +28,53 @@ from tunekit.store.artifacts import ArtifactStore
 
 logger = logging.getLogger("tunekit")
 
-SOURCE = Path(__file__).with_name("hot_path.c")
-SYMBOL = "hot_path"
+T = TypeVar("T")
+HERE = Path(__file__).parent
 _loading = Guard()
-_loaded: list[HotPath | None] = []
-"""What this process has: nothing yet, the functions, or None where they can't be had."""
+_loaded: dict[str, Any] = {}
+"""What this process has of each part, by name; None where it can't be had."""
+
+
+@dataclass(frozen=True)
+class NativePart:
+    """One C file. `built_for` is what else its binary depends on; `headers` are of more than TVM-FFI."""
+
+    name: str
+    built_for: str
+    headers: Path | None = None
+
+    @property
+    def source(self) -> Path:
+        return HERE / f"{self.name}.c"
+
+    @property
+    def key(self) -> str:
+        """Its artifact key."""
+        parts = (self.source.read_text(encoding="utf-8"), self.built_for, platform.machine())
+        return f"{self.name}-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+    def compile(self, directory: Path) -> Path:
+        """Its shared object, made in `directory`.
+
+        Raises:
+            TunekitError: there is no C compiler, or it failed; or headers are missing.
+        """
+        from tunekit.backends.host import compile_c  # here: only who has no compiled one needs it
+
+        if self.headers is not None and not (self.headers / "Python.h").is_file():
+            raise TunekitError(f"no Python.h in {self.headers}: install Python's headers (python3-dev)")
+        so = directory / f"{self.name}.so"
+        failed = compile_c(self.source, so, *([f"-I{self.headers}"] if self.headers else []))
+        if failed:
+            raise TunekitError(failed)
+        return so
+
+
+def native_parts() -> tuple[NativePart, NativePart]:
+    """hot_path and caller."""
+    abi = sysconfig.get_config_var("EXT_SUFFIX") or ""
+    hot = NativePart("hot_path", distribution_version("apache-tvm-ffi") or "")
+    return hot, NativePart("caller", str(abi), Path(sysconfig.get_paths()["include"]))
 
 
 class HotPath:
@@ -44,64 +93,90 @@ class HotPath:
 
 def hot_path(store: ArtifactStore) -> HotPath | None:
     """The native functions, loaded once a process: from `store`, or compiled now and put there."""
-    with _loading:
-        if not _loaded:
-            _loaded.append(_load(store))
-        return _loaded[0]
+
+    def load() -> HotPath | None:
+        import torch
+        import tvm_ffi  # gives older versions of torch the exchange API, where it can  # noqa: F401
+
+        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            logger.warning("torch %s has no DLPack exchange API: calls are dispatched in Python", torch.__version__)
+            return None
+        try:
+            with _found(native_parts()[0], store) as so:
+                return HotPath(load_module(so))
+        except TunekitError as error:
+            logger.warning("calls are dispatched in Python, at some microseconds each: %s", error)
+            return None
+
+    return _once("hot_path", load)
 
 
-def hot_path_key() -> str:
-    """The artifact key of the native half: its source, TVM-FFI's version and the kind of machine."""
-    parts = (SOURCE.read_text(encoding="utf-8"), distribution_version("apache-tvm-ffi") or "", platform.machine())
-    return "hot_path-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+def caller(store: ArtifactStore) -> type | None:
+    """The class of caller.c, loaded once a process; None where it can't be had."""
+
+    def load() -> type | None:
+        try:
+            with _found(native_parts()[1], store) as so:
+                return _extension(so)
+        except TunekitError as error:
+            logger.info("a call goes through Python: %s", error)
+            return None
+
+    return _once("caller", load)
 
 
-def publish(store: ArtifactStore) -> None:
-    """Compile the native half into `store`, unless it is there.
+def publish(store: ArtifactStore, part: NativePart) -> None:
+    """Compile a part into `store`, unless it is there.
 
     Raises:
-        TunekitError: there is no C compiler, it failed, or the store can't be written.
+        TunekitError: it can't be compiled, or the store not be written.
     """
-    key = hot_path_key()
-    if store.get(key) is None:
+    if store.get(part.key) is None:
         with store.scratch() as scratch:
-            store.put(key, SYMBOL, {"so": _compiled(scratch)})
+            store.put(part.key, part.name, {"so": part.compile(scratch)})
 
 
-def _load(store: ArtifactStore) -> HotPath | None:
-    import torch
-    import tvm_ffi  # gives older versions of torch the exchange API, where it can  # noqa: F401
-
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        logger.warning("torch %s has no DLPack exchange API: calls are dispatched in Python", torch.__version__)
-        return None
-    try:
-        artifact = store.get(hot_path_key())
-        if artifact is not None:
-            return HotPath(load_module(store.path(artifact)))
-        try:
-            publish(store)
-        except DatabaseError:  # a store that can't be written: for this process alone
-            return _private()
-        published = store.get(hot_path_key())
-        return _private() if published is None else HotPath(load_module(store.path(published)))
-    except TunekitError as error:
-        logger.warning("calls are dispatched in Python, at some microseconds each: %s", error)
-        return None
+def _once(name: str, load: Callable[[], T]) -> T:
+    with _loading:
+        if name not in _loaded:
+            _loaded[name] = load()
+        loaded: T = _loaded[name]
+        return loaded
 
 
-def _private() -> HotPath:
+@contextlib.contextmanager
+def _found(part: NativePart, store: ArtifactStore) -> Iterator[Path]:
+    """A part's shared object: of the store; of this process alone where that can't be written."""
+    artifact = store.get(part.key)
+    if artifact is None:
+        with contextlib.suppress(DatabaseError):
+            publish(store, part)
+            artifact = store.get(part.key)
+    if artifact is not None:
+        yield store.path(artifact)
+        return
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="tunekit-") as directory:
-        return HotPath(load_module(_compiled(Path(directory))))
+        yield part.compile(Path(directory))
 
 
-def _compiled(directory: Path) -> Path:
-    from tunekit.backends.host import compile_c  # here: only who has no compiled one needs it
+def _extension(so: Path) -> type:
+    """The class that a shared object of caller.c defines.
 
-    so = directory / "hot_path.so"
-    failed = compile_c(SOURCE, so)
-    if failed:
-        raise TunekitError(failed)
-    return so
+    Raises:
+        TunekitError: it can't be loaded.
+    """
+    damage = damaged(so)
+    if damage:
+        raise TunekitError(f"{so} can't be loaded: {damage}")
+    loader = importlib.machinery.ExtensionFileLoader("tunekit_caller", str(so))
+    try:
+        module = importlib.util.module_from_spec(
+            importlib.machinery.ModuleSpec("tunekit_caller", loader, origin=str(so))
+        )
+        loader.exec_module(module)
+    except ImportError as error:
+        raise TunekitError(f"{so} can't be loaded: {error}") from error
+    caller_type: type = module.Caller
+    return caller_type

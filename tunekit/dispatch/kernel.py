@@ -6,28 +6,30 @@ artifacts, compiles) happens once per key.
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tunekit.dispatch import recorder
-from tunekit.dispatch.calls import CallForm, Given, Order, Way
+from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.counters import Counters
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
+from tunekit.dispatch.faults import as_device_fault, classify
 from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.graphs import beside_captures, capturing
-from tunekit.dispatch.hot_path import HotPath, hot_path
+from tunekit.dispatch.hot_path import HotPath, caller, hot_path
 from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Compile, policy
 from tunekit.dispatch.ranks import WAIT_S, join, own_name
-from tunekit.dispatch.resolver import Place, Resolver
+from tunekit.dispatch.resolver import Asked, Resolver
 from tunekit.dispatch.stats import live
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
 from tunekit.dispatch.watcher import watch
@@ -40,8 +42,11 @@ from tunekit.store.artifacts import ArtifactStore
 
 MAX_KEYS = 16_384
 """Keys kept of one way of writing calls, at some 5 KB each; past it all are dropped and found again."""
-MAX_WAYS = 1024
-"""Ways of writing calls kept, under so many values of the axes given by keyword; past it likewise."""
+MAX_PLACES = 1024
+"""Ways of writing calls, each with the axes that it gives, that are kept; past it likewise."""
+
+NOWHERE = (lambda *arguments: MISS, lambda answer, arguments: None)
+"""Stands for the table of a place that has none."""
 
 
 def load(
@@ -49,6 +54,7 @@ def load(
     *,
     database: Path | None = None,
     artifacts: Path | None = None,
+    bundle: Path | None = None,
     fallback: str = "default",
     strict: bool = False,
     compile: Compile = "never",
@@ -65,31 +71,57 @@ def load(
     level that has one; with `compile` ``"allow"`` it is compiled while the call waits, with
     ``"background"`` while the next level serves: in a process of its own, with its limits.
     With `all_or_nothing` the ranks of a job take the same artifact for each problem, the first
-    that all of them have loaded; every rank must load, call and refresh alike. With `watch_s` a thread looks
-    that often (seconds) whether other winners are recorded, and calls ``refresh``.
+    that all of them have loaded; every rank must load, call and refresh alike. With `watch_s`
+    a thread looks that often (seconds) whether other winners are recorded, and calls ``refresh``.
     `native` False dispatches in Python also where the native hot path is to be had.
 
+    `bundle` is a directory that ``tunekit bundle`` made: winners and kernels come from it alone,
+    and nothing is written there or compiled for it.
+
     Raises:
-        UserError: no such spec; an unknown policy, or one that contradicts itself; or `all_or_nothing`
-            where nothing tells how many ranks there are.
+        UserError: no such spec; an unknown policy, or one that contradicts itself; `all_or_nothing`
+            where nothing tells how many ranks there are; a bundle that is damaged or for another
+            spec, or named beside a database, artifacts, compiling or watching.
     """
     chosen = policy(fallback, strict, compile, all_or_nothing, watch_s)
+    reference = absolute_reference(str(name))
+    spec = load_spec(reference)
+    devices = devices or TorchDevices()
+    if bundle is not None:
+        if database is not None or artifacts is not None or compile != "never" or watch_s is not None:
+            raise UserError("a bundle serves alone: leave out database, artifacts, compile and watch_s")
+        from tunekit.dispatch.bundled import open_library  # here: most servers have none
+
+        bundled = open_library(spec, Path(bundle))
+        ranks = join(spec.name, bundled.store) if all_or_nothing else None
+        resolver = Resolver(spec, reference, bundled.bundle, bundled, None, chosen, devices, ranks)
+        return make_kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
     if artifacts is not None:
         settings = replace(settings, artifacts=artifacts)
-    reference = absolute_reference(str(name))
-    spec = load_spec(reference)
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
-    ranks = None
-    if all_or_nothing:
-        ranks = join(spec.name, library.store, WAIT_S if compiler is None else 2 * compiler.wait_s)
-    resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices or TorchDevices(), ranks)
-    kernel = Kernel(spec, resolver, library.store if native else None)
-    recorder.note(kernel, os.environ.get(recorder.DIRECTORY))
+    wait_s = WAIT_S if compiler is None else 2 * compiler.wait_s
+    ranks = join(spec.name, library.store, wait_s) if all_or_nothing else None
+    resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices, ranks)
+    kernel = make_kernel(spec, resolver, library.store if native else None)
     if watch_s is not None:
         watch(kernel, settings.database, watch_s)
     return kernel
+
+
+def make_kernel(spec: KernelSpec, resolver: Resolver, native_from: ArtifactStore | None) -> Kernel:
+    """A kernel, of the native class where that can be had."""
+    native = None if native_from is None else caller(native_from)
+    kernel = (Kernel if native is None else native_kernel(native))(spec, resolver, native_from)
+    recorder.note(kernel, os.environ.get(recorder.DIRECTORY))
+    return kernel
+
+
+@functools.cache
+def native_kernel(caller: type) -> type[Kernel]:
+    """The class of kernels whose call is caller.c's."""
+    return type("Kernel", (caller, Kernel), {"__doc__": Kernel.__doc__, "__module__": Kernel.__module__})
 
 
 class Kernel:
@@ -106,8 +138,11 @@ class Kernel:
         self._resolver = resolver
         self._native_from = native_from
         self._form = CallForm(spec)
-        self._positional: dict[int, Table] = {}
-        self._by_keyword: dict[Hashable, Table] = {}
+        self._tables: dict[Place, Table] = {}
+        self._functions: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """What a call needs of a table; of one table, also while another takes its place."""
+        self.functions: list[tuple[Callable[..., Any], Callable[..., Any]] | None] = [None] * (len(spec.signature) + 1)
+        """The same for calls by position, at their number of arguments: what caller.c looks at."""
         self._counters = Counters()
         self._late: set[Variant] = set()
         """What was compiled in the background and could not be put in place there."""
@@ -118,25 +153,25 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
+    def _call(self, *args: Any, **keywords: Any) -> Any:
+        place: Place = len(args)
         if keywords:
-            way, given, args = self._form.read(args, keywords)
-            table = self._by_keyword.get((way, given))
-        else:
-            table = self._positional.get(len(args))
-        if table is not None:
-            try:
-                answer = table.function(*args)
-            except Exception:
-                self._explain(table, args)
-                raise
+            place, args = self._form.read(args, keywords)
+        function, finish = self._functions.get(place, NOWHERE)
+        try:
+            answer = function(*args)
             if type(answer) is not int:
                 return answer
             if answer >= 0:
                 return args[answer]
-            if answer != MISS:
-                return table.finish(answer, args)
-        return self._learn(way, given, args) if keywords else self._learn((len(args),), (), args)
+            if answer < MISS:
+                return finish(answer, args)
+        except Exception as error:
+            self._explain(place, args, error)
+            raise
+        return self._learn(place, args)
+
+    __call__ = _call  # in a native kernel, caller.c stands before it
 
     def bind(self, problem: Mapping[str, Value], device: int | None = None) -> Callable[..., Any]:
         """The function that serves one problem, for inner loops and CUDA graphs: nothing is looked up or checked.
@@ -178,7 +213,7 @@ class Kernel:
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
         self._resolver.forget()
         renewed = self._renew(lambda choice: True)
-        self._resolver.drop(lambda place, _: place not in renewed)
+        self._resolver.drop(lambda asked, _: asked not in renewed)
 
     def device_facts(self, index: int) -> DeviceFacts:
         """The device of that index as dispatch sees it (-1: the CPU)."""
@@ -198,36 +233,36 @@ class Kernel:
     def calls(self) -> Counter[Level]:
         """How many calls found an entry, by the level that serves them."""
         with self._lock:
-            return self._counters.by_level(self._tables())
+            return self._counters.by_level(self._tables.values())
 
     @property
     def entries(self) -> int:
         """How many keys of calls are kept."""
         with self._lock:
-            return sum(1 for table in self._tables() for _ in table.called())
+            return sum(1 for table in self._tables.values() for _ in table.called())
 
     @property
     def native(self) -> bool:
         """Whether calls are dispatched natively, once there were some."""
         with self._lock:
-            return any(isinstance(table, NativeTable) for table in self._tables())
+            return any(isinstance(table, NativeTable) for table in self._tables.values())
 
     def record(self, on: bool) -> None:
         """Count calls by problem from now on, from nothing; or no more. See ``tunekit.capture``."""
         with self._lock:
             if on:
-                self._counters.record(self._tables())
+                self._counters.record(self._tables.values())
             else:
                 self._counters.stop()
 
     def problems(self) -> tuple[Counter[Values], int]:
         """The calls by problem while they are recorded; and how many more there were, of problems beyond count."""
         with self._lock:
-            return self._counters.by_problem(self._tables()), self._counters.beyond
+            return self._counters.by_problem(self._tables.values()), self._counters.beyond
 
-    def _learn(self, way: Way, given: Given, values: tuple[Any, ...]) -> Any:
+    def _learn(self, place: Place, values: tuple[Any, ...]) -> Any:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
-        order = self._form.order(way, given)
+        given, order = self._form.meaning(place)
         slots = order.slots(values)
         call = check(self.spec, slots, given)
         if not self._resolver.knows(call) and capturing():
@@ -241,8 +276,12 @@ class Kernel:
             self._install()
         entry = self._entry(kind_of(call, order, slots))
         with self._lock:
-            self._remember(way, given, order, values, entry)
-        return entry.run(slots)
+            self._remember(place, given, values, entry)
+        try:
+            return entry.run(slots)
+        except Exception as error:
+            self._raise_fault(entry, error)
+            raise
 
     def _entry(self, kind: Kind) -> Entry:
         served = self._resolver.pick(kind.call)
@@ -252,23 +291,29 @@ class Kernel:
     def _hot(self) -> HotPath | None:
         return None if self._native_from is None else hot_path(self._native_from)
 
-    def _remember(self, way: Way, given: Given, order: Order, values: tuple[Any, ...], entry: Entry) -> None:
-        tables: dict[Any, Table] = self._by_keyword if len(way) > 1 else self._positional
-        place = (way, given) if len(way) > 1 else way[0]
-        table = tables.get(place)
+    def _remember(self, place: Place, given: Given, values: tuple[Any, ...], entry: Entry) -> None:
+        table = self._tables.get(place)
         if table is None:
-            if len(tables) >= MAX_WAYS:
-                for dropped in list(tables.values()):
+            if len(self._tables) >= MAX_PLACES:
+                for dropped in list(self._tables.values()):
                     self._counters.gone(dropped)
-                tables.clear()
-            table = self._open(given, order, CAPACITY)
+                self._tables.clear()
+                self._functions.clear()
+                self.functions = [None] * len(self.functions)
+            table = self._open(given, entry.kind.order, CAPACITY)
         key = table.key(values)
         if key is None:
             return
         while not table.add(key, entry):
             capacity = table.capacity * 2
             table = self._copy(table, capacity) if capacity <= MAX_KEYS else self._copy(table, CAPACITY, lambda _: None)
-        tables[place] = table
+        self._put(place, table)
+
+    def _put(self, place: Place, table: Table) -> None:
+        self._tables[place] = table
+        pair = self._functions[place] = table.function, table.finish
+        if isinstance(place, int):
+            self.functions[place] = pair
 
     def _open(self, given: Given, order: Order, capacity: int) -> Table:
         hot = self._hot()
@@ -286,9 +331,6 @@ class Kernel:
         self._counters.gone(table)
         return copy
 
-    def _tables(self) -> list[Table]:
-        return [*self._positional.values(), *self._by_keyword.values()]
-
     def _arrived(self, variant: Variant) -> None:
         """A variant was compiled in the background, by the thread that calls this."""
         self._late.add(variant)
@@ -300,40 +342,47 @@ class Kernel:
         late = set(self._late)
         self._late -= late
         renewed = self._renew(lambda choice: choice.better in late)
-        self._resolver.drop(lambda place, choice: choice.better in late and place not in renewed)
+        self._resolver.drop(lambda asked, choice: choice.better in late and asked not in renewed)
 
-    def _renew(self, outdated: Callable[[Choice], bool]) -> set[Place]:
+    def _renew(self, outdated: Callable[[Choice], bool]) -> set[Asked]:
         """Choose again for the entries of outdated choices, all loaded before any is put in place of the old ones.
 
         Returns what they are for.
         """
         with self._lock:
-            entries = [entry for table in self._tables() for _, entry, _ in table.called()]
+            entries = [entry for table in self._tables.values() for _, entry, _ in table.called()]
         renewed = self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
         with self._lock:
-            for tables in (self._positional, self._by_keyword):
-                self._replace(tables, renewed)
+            for place, table in list(self._tables.items()):
+                if any(asked_of(entry) in renewed for _, entry, _ in table.called()):
+                    self._put(place, self._copy(table, CAPACITY, lambda entry: self._renewed(entry, renewed)))
         return renewed
 
-    def _replace(self, tables: dict[Any, Table], renewed: set[Place]) -> None:
-        def again(entry: Entry) -> Entry:
-            return self._renewed(entry) if place_of(entry) in renewed else entry
-
-        for way, table in list(tables.items()):
-            if any(place_of(entry) in renewed for _, entry, _ in table.called()):
-                tables[way] = self._copy(table, CAPACITY, again)
-
-    def _renewed(self, entry: Entry) -> Entry:
+    def _renewed(self, entry: Entry, renewed: set[Asked]) -> Entry:
+        """What serves the calls of an entry now, if that was chosen again."""
+        if asked_of(entry) not in renewed:
+            return entry
         try:
             return self._entry(entry.kind)
         except NoKernelError:
             return entry
 
-    def _explain(self, table: Table, values: tuple[Any, ...]) -> None:
-        """After a call that raised: say what is wrong with its arguments, if that is the reason."""
-        check(self.spec, table.order.slots(values), table.given)
+    def _explain(self, place: Place, values: tuple[Any, ...], error: Exception) -> None:
+        """After a call that raised: say what it was, if the GPU faulted or the arguments are to blame."""
+        table = self._tables.get(place)
+        entry = table.entry(values) if table is not None and classify(error) else None
+        if entry is not None:
+            self._raise_fault(entry, error)
+        given, order = self._form.meaning(place)
+        check(self.spec, order.slots(values), given)
+
+    def _raise_fault(self, entry: Entry, error: Exception) -> None:
+        """Raise what a fault of the GPU is; nothing for any other error."""
+        fault = as_device_fault(error, self.spec.name, entry.choice.variant, entry.kind.call.device)
+        if fault is not None:
+            raise fault from error
 
 
-def place_of(entry: Entry) -> Place:
+def asked_of(entry: Entry) -> Asked:
     """The device and problem that an entry serves."""
     return entry.kind.call.device, entry.kind.call.problem

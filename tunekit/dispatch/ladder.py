@@ -7,6 +7,7 @@ Pure: no torch, no database, no artifact. Every step that finds nothing says so.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -55,13 +56,20 @@ class Known:
 
 @dataclass(frozen=True)
 class Table:
-    """What is known about one spec on one device. `unusable` has a sentence per winner that was left out."""
+    """What is known about one spec on one device. `unusable` has a sentence per winner that was left out.
+
+    `later` gives the shipped winners, which are read when the ladder comes down to them.
+    """
 
     spec: KernelSpec
     arch: str
     measured: tuple[Known, ...] = ()
-    shipped: tuple[Known, ...] = ()
+    later: Callable[[], tuple[Known, ...]] = tuple
     unusable: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def shipped(self) -> tuple[Known, ...]:
+        return self.later()
 
 
 def make_table(
@@ -73,23 +81,29 @@ def make_table(
     protocols: frozenset[str] | None = None,
 ) -> Table:
     """The winners sorted out once. `protocols` are those whose times count as measured here; None: any."""
+    own, unusable = sort_out(spec, arch, here, measured, protocols)
+    others, of_no_use = sort_out(spec, arch, here, shipped, protocols)
+    return Table(spec, arch, own, lambda: others, tuple(dict.fromkeys((*unusable, *of_no_use))))
+
+
+def sort_out(
+    spec: KernelSpec, arch: str, here: Environment, winners: Iterable[Winner], protocols: frozenset[str] | None
+) -> tuple[tuple[Known, ...], tuple[str, ...]]:
+    """The winners that are of use, in the spec's present terms; and a sentence for each of the others."""
+    known: list[Known] = []
     unusable: list[str] = []
-
-    def sort_out(winners: Iterable[Winner]) -> tuple[Known, ...]:
-        known = []
-        for winner in winners:
-            problem, why = usable(spec, arch, winner)
-            if problem is None:
-                unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
-            else:
-                strange = _strange(spec, winner, here, protocols)
-                known.append(Known(winner, problem, spec.bucket(problem), spec.derived(problem), strange))
-        later = {one.problem: index for index, one in enumerate(known) if not one.strange}
-        return tuple(
-            replace(one, superseded=not one.strange and later[one.problem] != index) for index, one in enumerate(known)
-        )
-
-    return Table(spec, arch, sort_out(measured), sort_out(shipped), tuple(dict.fromkeys(unusable)))
+    for winner in winners:
+        problem, why = usable(spec, arch, winner)
+        if problem is None:
+            unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
+        else:
+            strange = _strange(spec, winner, here, protocols)
+            known.append(Known(winner, problem, spec.bucket(problem), spec.derived(problem), strange))
+    later = {one.problem: index for index, one in enumerate(known) if not one.strange}
+    found = (
+        replace(one, superseded=not one.strange and later[one.problem] != index) for index, one in enumerate(known)
+    )
+    return tuple(found), tuple(dict.fromkeys(unusable))
 
 
 def steps(table: Table, problem: Values) -> Iterator[Candidate | Miss]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from tunekit.model import Artifact, Values, Variant, Winner
 from tunekit.spec import Build, Implementation, KernelSpec
 from tunekit.spec.packages import absence, installed
 from tunekit.store.artifacts import ArtifactStore
+from tunekit.store.imports import keep_imports, read_imports
 
 Function = Callable[..., Any]
 
@@ -137,6 +139,13 @@ class Library:
         """Forget which keys the store did not have; what failed stays ruled out."""
         self._ruled_out.drop(lambda _, why: not why)
 
+    def way_out(self, reference: str, arch: str, problem: Values) -> str:
+        """What to do where nothing in here serves a problem, in a sentence without its full stop."""
+        return (
+            f"Tune it with `tunekit sweep {shlex.quote(reference)} --arch {arch} --problem {problem}`, "
+            "or load it with compile='allow'"
+        )
+
     def _same_sources(self, winner: Winner, problem: Values) -> bool:
         """Whether a winner's artifact was made from the present sources, by the compiler that it names."""
         there = winner.environment
@@ -147,5 +156,9 @@ class Library:
     def _fingerprint(self, variant: Variant) -> str:
         name = variant.implementation
         if name not in self._sources:
-            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build)
+            imports = read_imports(self.store.root)
+            known = len(imports)
+            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build, imports)
+            if len(imports) > known and self.store.root.is_dir():
+                keep_imports(self.store.root, imports)
         return self._sources[name]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from tunekit.arch import parse_arch
-from tunekit.dispatch.ladder import Candidate, Table, explain_no_kernel, make_table, walk
+from tunekit.dispatch.ladder import Candidate, Known, Table, explain_no_kernel, sort_out, walk
 from tunekit.dispatch.library import Library
 from tunekit.environment import environment
 from tunekit.errors import NoKernelError, UserError
-from tunekit.model import Artifact, Choice, Environment, Value, Values
+from tunekit.model import Artifact, Choice, Environment, Value, Values, Winner
 from tunekit.settings import Settings, load_settings
 from tunekit.spec import KernelSpec, load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.shipped import shipped_winners
 from tunekit.store.winners import read_winners
+
+if TYPE_CHECKING:
+    from tunekit.store.bundle import Bundle
 
 logger = logging.getLogger("tunekit")
 
@@ -62,7 +64,7 @@ def look_up(
     done = walk(table, complete, acquire)
     if done.candidate is None:
         raise NoKernelError(
-            no_kernel(loaded, spec if isinstance(spec, str) else spec.name, target, complete, done.missed)
+            no_kernel(library, spec if isinstance(spec, str) else spec.name, target, complete, done.missed)
         )
     return done.choice(done.candidate, done.thing, "" if done.thing else "; neither it nor any fallback is compiled")
 
@@ -77,15 +79,34 @@ def arch_here(spec: KernelSpec, here: Environment, device: int) -> str:
     return here.arch
 
 
-def read_table(spec: KernelSpec, arch: str, here: Environment, database: Path) -> Table:
-    """The recorded winners of a spec on `arch`, the user's and the shipped ones; logs what is of no use."""
-    measured, shipped = read_winners(database, spec.name, arch), shipped_winners(spec.name, arch)
-    protocols = present_protocols(spec, arch, here) if measured or shipped else None
-    table = make_table(spec, arch, here, measured, shipped, protocols)
-    if table.unusable:
-        more = f" (and {len(table.unusable) - 1} more)" if len(table.unusable) > 1 else ""
-        logger.warning("%s%s", table.unusable[0], more)
-    return table
+def read_table(spec: KernelSpec, arch: str, here: Environment, source: Path | Bundle) -> Table:
+    """The recorded winners of a spec on `arch`, the user's and the shipped ones; logs what is of no use.
+
+    `source` is the user's database, beside which those of tuning_db count; or a bundle, which has its own of both.
+
+    Raises:
+        NoKernelError: a bundle for another architecture.
+    """
+    shipped: Callable[[], list[Winner]]
+    if isinstance(source, Path):
+        measured, shipped = read_winners(source, spec.name, arch), lambda: shipped_winners(spec.name, arch)
+    elif source.arch != arch:
+        raise NoKernelError(
+            f"bundle {source.root} holds {spec.name} for {source.arch}, and this device is {arch}: "
+            f"`tunekit bundle {spec.name} --arch {arch} --out DIR` makes one for it"
+        )
+    else:
+        measured, shipped = source.measured(), source.shipped
+
+    def sorted_out(winners: list[Winner]) -> tuple[Known, ...]:
+        protocols = present_protocols(spec, arch, here) if winners else None
+        known, unusable = sort_out(spec, arch, here, winners, protocols)
+        if unusable:
+            more = f" (and {len(unusable) - 1} more)" if len(unusable) > 1 else ""
+            logger.warning("%s%s", unusable[0], more)
+        return known
+
+    return Table(spec, arch, sorted_out(measured), lambda: sorted_out(shipped()))
 
 
 def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozenset[str]:
@@ -101,10 +122,10 @@ def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozens
     )
 
 
-def no_kernel(spec: KernelSpec, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
+def no_kernel(library: Library, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
     """The message of a NoKernelError: shape, constraints, what was tried and the way out."""
+    spec = library.spec
     return (
         f"no kernel serves {spec.name} {problem} on {arch}: {explain_no_kernel(spec, arch, problem)}. "
-        f"Tried {'; '.join(missed)}. Tune it with `tunekit sweep {shlex.quote(reference)} --arch {arch} "
-        f"--problem {problem}`, or load it with compile='allow'"
+        f"Tried {'; '.join(missed)}. {library.way_out(reference, arch, problem)}"
     )

@@ -8,10 +8,12 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunekit.dispatch import background
 from tunekit.dispatch.checks import Call
 from tunekit.dispatch.devices import DeviceFacts, Devices
+from tunekit.dispatch.faults import as_device_fault
 from tunekit.dispatch.forked import Guard, renew
 from tunekit.dispatch.kept import Kept
 from tunekit.dispatch.ladder import Candidate, Table, Walk, walk
@@ -24,10 +26,13 @@ from tunekit.errors import NoKernelError, TunekitError
 from tunekit.model import Artifact, Choice, Level, Values, Variant
 from tunekit.spec import KernelSpec
 
+if TYPE_CHECKING:
+    from tunekit.store.bundle import Bundle
+
 logger = logging.getLogger("tunekit")
 
 Served = tuple[Choice, Function]
-Place = tuple[int, Values]
+Asked = tuple[int, Values]
 """A device and a problem."""
 
 MOST_SERVED = 16_384
@@ -63,6 +68,7 @@ class Resolution:
 class Resolver:
     """What serves the calls of one spec: the recorded winners, the artifacts and, if asked for, the compiler.
 
+    `source` is where the winners are recorded: the user's database (beside what ships), or a bundle.
     `counts` is for `Kernel.stats`. Safe to call from several threads: one resolves a problem, others that want the
     same wait for it, and nobody else does. `on_arrival` is told of a variant that was compiled in the background
     (or could not be), by the thread that did it.
@@ -72,7 +78,7 @@ class Resolver:
         self,
         spec: KernelSpec,
         reference: str,
-        database: Path,
+        source: Path | Bundle,
         library: Library,
         compiler: OnRequestCompiler | None,
         policy: Policy,
@@ -82,16 +88,16 @@ class Resolver:
         self.spec = spec
         self.policy = policy
         self.devices = devices
-        self.database = database
         self.counts: Counter[str] = Counter()
         self.on_arrival: weakref.WeakMethod[Callable[[Variant], None]] | None = None
         self._reference = reference
+        self._source = source
         self._library = library
         self._compiler = compiler
         self._ranks = ranks
         self._tables: dict[int, tuple[DeviceFacts, Table]] = {}
-        self._served: Kept[Place, Served] = Kept(MOST_SERVED)
-        self._under_way: dict[tuple[Place, int], Resolution] = {}
+        self._served: Kept[Asked, Served] = Kept(MOST_SERVED)
+        self._under_way: dict[tuple[Asked, int], Resolution] = {}
         self._refreshes = 0
         self._generation = 0
         """Counts what made earlier choices outdated, so that one that was under way then is not kept."""
@@ -125,34 +131,34 @@ class Resolver:
             self._tables.clear()
         self._library.look_again()
 
-    def renew(self, calls: Iterable[Call]) -> set[Place]:
+    def renew(self, calls: Iterable[Call]) -> set[Asked]:
         """Choose again for these calls. Returns what for: without those that nothing can serve now, each said."""
-        renewed: set[Place] = set()
-        for place, call in {(call.device, call.problem): call for call in calls}.items():
+        renewed: set[Asked] = set()
+        for asked, call in {(call.device, call.problem): call for call in calls}.items():
             try:
                 self._once(call, fresh=True)
             except NoKernelError as error:
                 logger.warning("%s", error)
             else:
-                renewed.add(place)
+                renewed.add(asked)
         return renewed
 
-    def drop(self, unwanted: Callable[[Place, Choice], bool]) -> None:
+    def drop(self, unwanted: Callable[[Asked, Choice], bool]) -> None:
         """Forget the choices that are unwanted: each is made again when it is next asked for."""
-        self._served.drop(lambda place, served: unwanted(place, served[0]))
+        self._served.drop(lambda asked, served: unwanted(asked, served[0]))
 
     def _once(self, call: Call, fresh: bool) -> Served:
         """Resolve a call, unless another thread does or (where not `fresh`) did."""
-        place = call.device, call.problem
+        asked = call.device, call.problem
         while True:
             with self._guard:
-                known = None if fresh else self._served.get(place)
+                known = None if fresh else self._served.get(asked)
                 if known is not None:
                     return known
                 generation = self._generation
-                other = self._under_way.get((place, generation))
+                other = self._under_way.get((asked, generation))
                 if other is None:
-                    mine = self._under_way[place, generation] = Resolution(call)
+                    mine = self._under_way[asked, generation] = Resolution(call)
                     break
             other.wait(self.spec.name)
             if other.served is not None:
@@ -162,9 +168,9 @@ class Resolver:
             return mine.served
         finally:
             with self._guard:
-                self._under_way.pop((place, generation), None)
+                self._under_way.pop((asked, generation), None)
                 if mine.served is not None and generation == self._generation:
-                    self._served.put(place, mine.served)
+                    self._served.put(asked, mine.served)
             mine.end()
 
     def _resolve(self, resolution: Resolution) -> Served:
@@ -175,7 +181,7 @@ class Resolver:
             chosen = None if self._ranks is None else self._agreed(self._ranks, table, resolution)
             done = walk(table, call.problem, lambda candidate: self._acquire(candidate, resolution, facts.arch, chosen))
             if done.candidate is None or done.thing is None:
-                raise NoKernelError(no_kernel(self.spec, self._reference, facts.arch, call.problem, done.missed))
+                raise NoKernelError(no_kernel(self._library, self._reference, facts.arch, call.problem, done.missed))
         except NoKernelError:
             self.count("error")
             with self._reading:  # the next call looks again: somebody may have tuned or compiled meanwhile
@@ -205,7 +211,7 @@ class Resolver:
     def _agreed(self, ranks: Ranks, table: Table, resolution: Resolution) -> str:
         """The key of the artifact that every rank has loaded for a problem; empty where there is none."""
         problem = resolution.call.problem
-        offers: dict[str, Artifact] = {}
+        offers: dict[str, tuple[Candidate, Artifact]] = {}
 
         def offer(candidate: Candidate) -> tuple[None, str]:
             if self.policy.allows(candidate.level):
@@ -213,22 +219,32 @@ class Resolver:
                 if artifact is None and not offers:
                     artifact, _ = self._compile(candidate, resolution, lacks)
                 if artifact is not None:
-                    offers[artifact.key] = artifact
+                    offers.setdefault(artifact.key, (candidate, artifact))
             return None, ""
 
         def load(key: str) -> str:
-            return self._load(offers[key])[1] if key in offers else "it is not there any more"
+            if key not in offers:
+                return "it is not there any more"
+            candidate, artifact = offers[key]
+            return self._load(candidate, artifact, resolution.call.device)[1]
 
         walk(table, problem, offer)
         resolution.doing = "the other ranks' choice"
         subject = f"{self.spec.name} version {self.spec.version} {problem} on {table.arch}"
         return ranks.agree(f"{subject} (after {self._refreshes} refreshes)", list(offers), load) or ""
 
-    def _load(self, artifact: Artifact) -> tuple[Function | None, str]:
-        """An artifact's function; or None and why it can't be loaded, which rules it out."""
+    def _load(self, candidate: Candidate, artifact: Artifact, device: int) -> tuple[Function | None, str]:
+        """A candidate's function; or None and why it can't be loaded, which rules its artifact out.
+
+        Raises:
+            DeviceFaultError: the GPU is lost to this process.
+        """
         try:
             function, new = self._library.load(artifact)
         except TunekitError as error:
+            fault = as_device_fault(error, self.spec.name, candidate.variant, device)
+            if fault is not None:  # no other variant would load in a context that is lost
+                raise fault from error
             self._library.rule_out(artifact.key, str(error))
             return None, str(error)
         self.count("loaded", int(new))
@@ -258,7 +274,7 @@ class Resolver:
             artifact, lacks = None, "not every rank has it"
         if artifact is not None:
             resolution.doing = f"the load of {candidate.variant}"
-            function, lacks = self._load(artifact)
+            function, lacks = self._load(candidate, artifact, resolution.call.device)
             if function is not None:
                 return (artifact, function), ""
         self._lacking(candidate, lacks)
@@ -327,7 +343,7 @@ class Resolver:
             found = self._tables.get(device)
             if found is None:
                 facts = self.devices.facts(device)
-                table = read_table(self.spec, facts.arch, facts.environment, self.database)
+                table = read_table(self.spec, facts.arch, facts.environment, self._source)
                 found = self._tables[device] = facts, table
             return found
 

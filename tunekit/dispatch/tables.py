@@ -38,6 +38,10 @@ class Table(Protocol):
         """The key of a call; None for one that is not kept."""
         ...
 
+    def entry(self, values: Values) -> Entry | None:
+        """What serves a call."""
+        ...
+
     def finish(self, answer: int, values: Values) -> Any:
         """What the call returns that `function` answered with an int below MISS."""
         ...
@@ -64,6 +68,10 @@ class PythonTable:
 
     def key(self, values: Values) -> Hashable:
         return self._key(self.order.slots(values))
+
+    def entry(self, values: Values) -> Entry | None:
+        found = self._entries.get(self.key(values))
+        return found[0] if found else None
 
     def finish(self, answer: int, values: Values) -> Any:
         return answer
@@ -126,6 +134,10 @@ class NativeTable:
 
     def key(self, values: Values) -> bytes | None:
         return self._hot.key(*values)
+
+    def entry(self, values: Values) -> Entry | None:
+        key = self.key(values)
+        return None if key is None else self._entries.get(key)
 
     def finish(self, answer: int, values: Values) -> Any:
         entry = self._later[LATER - answer]

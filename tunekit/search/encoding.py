@@ -10,9 +10,9 @@ are taken two by two in the order declared. Only the first `tunables` coordinate
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,17 @@ from tunekit.model import Value, Variant
 Codes = NDArray[np.int16]
 Floats = NDArray[np.float64]
 
+T = TypeVar("T")
 _ABSENT = object()
+
+
+def in_order(items: Sequence[T], predicted: Sequence[float | None]) -> list[T]:
+    """The items by predicted time, equal ones as they were; those without a prediction keep their places."""
+    known = [(time, place) for place, time in enumerate(predicted) if time is not None]
+    ordered = list(items)
+    for (_, place), (_, chosen) in zip(sorted(known, key=lambda each: each[1]), sorted(known), strict=True):
+        ordered[place] = items[chosen]
+    return ordered
 
 
 @dataclass(frozen=True)
@@ -38,10 +48,14 @@ class Coordinate:
 
 
 class Space(Sequence[Variant]):
-    """The candidates of a search, in order and without repeats; encoded once, when it is first asked for."""
+    """The candidates of a search, in order and without repeats; encoded once, when it is first asked for.
 
-    def __init__(self, candidates: Iterable[Variant]) -> None:
+    `predicted` microseconds by id, where a cost model knows them: an opinion on where to begin.
+    """
+
+    def __init__(self, candidates: Iterable[Variant], predicted: Mapping[str, float] | None = None) -> None:
         self._variants = list({variant.id: variant for variant in candidates}.values())
+        self._predicted = dict(predicted or {})
         self.place = {variant.id: number for number, variant in enumerate(self._variants)}
 
     def __len__(self) -> int:
@@ -56,6 +70,15 @@ class Space(Sequence[Variant]):
 
     def __iter__(self) -> Iterator[Variant]:
         return iter(self._variants)
+
+    def by_prediction(self) -> list[Variant]:
+        """The candidates, those with a prediction fastest first in the places that they have among the others."""
+        return in_order(self._variants, [self._predicted.get(variant.id) for variant in self._variants])
+
+    def likely(self, most: int) -> list[int]:
+        """Up to so many candidates, by number: those predicted fastest."""
+        known = [variant.id for variant in self._variants if variant.id in self._predicted]
+        return [self.place[id] for id in sorted(known, key=lambda id: self._predicted[id])[:most]]
 
     @property
     def codes(self) -> Codes:

@@ -8,18 +8,20 @@ from typing import NamedTuple
 
 from tunekit.errors import UserError
 from tunekit.model import Variant
+from tunekit.search.encoding import Space
 from tunekit.search.optuna_samplers import Gp, Tpe, require_scipy
 from tunekit.search.protocol import Budget, Strategy, Told
 from tunekit.search.surrogate import Surrogate
 
 
 class Exhaustive:
-    """Every candidate, in the order of the declaration."""
+    """Every candidate, in the order of the declaration, or of a space's predictions."""
 
     name = "exhaustive"
 
     def __init__(self, candidates: Sequence[Variant], seed: int) -> None:
-        self._left = {variant.id: variant for variant in candidates}
+        ordered = candidates.by_prediction() if isinstance(candidates, Space) else candidates
+        self._left = {variant.id: variant for variant in ordered}
 
     def ask(self, most: int) -> list[Variant]:
         return [self._left.pop(id) for id in list(self._left)[: max(0, most)]]

@@ -26,8 +26,10 @@ from tunekit.search.kernel import Covariance
 from tunekit.search.posterior import Posterior, Singles
 from tunekit.search.protocol import Told
 
-# Random candidates before the model has a say; it needs MEASURED times at least.
+# Random candidates before the model has a say; it needs MEASURED times at least. LIKELY of them are a cost model's,
+# where the space has its predictions: if it is wrong, the others still spread.
 FIRST = 6
+LIKELY = 3
 MEASURED = 3
 # Below so many results the covariance stays at its prior: a fit of two parameters a tunable would follow the noise.
 FITTED_FROM = 20
@@ -54,7 +56,7 @@ class Surrogate:
         self._space = candidates if isinstance(candidates, Space) else Space(candidates)
         self._random = np.random.default_rng(seed)
         self._open = np.ones(len(self._space), bool)
-        self._first = self._random.permutation(len(self._space))[: 4 * FIRST].tolist()
+        self._first = self._space.likely(LIKELY) + self._random.permutation(len(self._space))[: 4 * FIRST].tolist()
         self._times: dict[int, float] = {}  # microseconds, by candidate, in the order told
         self._failed: list[int] = []
         self._out: list[int] = []

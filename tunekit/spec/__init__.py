@@ -4,6 +4,7 @@ from tunekit.spec.arguments import ScalarArg, TensorArg
 from tunekit.spec.axes import Axis, Constraint, Tolerance, Tunable
 from tunekit.spec.declare import Build, Implementation, KernelSpec
 from tunekit.spec.load import absolute_reference, list_specs, load_spec
+from tunekit.spec.work import Work
 
 __all__ = [
     "Axis",
@@ -15,6 +16,7 @@ __all__ = [
     "TensorArg",
     "Tolerance",
     "Tunable",
+    "Work",
     "absolute_reference",
     "list_specs",
     "load_spec",

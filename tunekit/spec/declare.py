@@ -30,6 +30,7 @@ from tunekit.spec.axes import (
     contains,
     unknown,
 )
+from tunekit.spec.work import Work
 
 # The name of a distribution, as package indexes take it (PEP 508).
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -62,7 +63,8 @@ class Implementation:
     tracing can tell. `defaults` are tried in order: a problem's default is the first that its constraints allow.
     `workspace`, of the same values, gives the float32 elements of a scratch tensor that the artifact
     takes after the signature's arguments; where it is 0 there is no such argument, which may depend on
-    static axes and tunables only. What a call finds in it is undefined.
+    static axes and tunables only. What a call finds in it is undefined. `work`, of the same values, says what a
+    launch does: it orders a sweep's first evaluations where a cost model was fitted, and decides nothing.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Implementation:
     package: str = ""
     install: str = ""
     workspace: Callable[[Any, Arch], int] | None = None
+    work: Callable[[Any, Arch], Work] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "implementation")
@@ -93,6 +96,8 @@ class Implementation:
         self._check_package()
         if self.workspace is not None and not callable(self.workspace):
             raise SpecError("workspace must be a function of (values, arch)", field="workspace")
+        if self.work is not None and not callable(self.work):
+            raise SpecError("work must be a function of (values, arch)", field="work")
         if isinstance(self.defaults, Mapping):
             object.__setattr__(self, "defaults", (self.defaults,))
         if not self.defaults:

@@ -50,10 +50,13 @@ class ArtifactStore:
 
     It may lie on read-only media or belong to another user (one warning line).
     One in which anybody may put files is refused: what is loaded from it runs.
+    A `frozen` one is complete as it is, such as a bundle's: reading it writes nothing,
+    and damage raises instead of being moved aside.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, frozen: bool = False) -> None:
         self.root = Path(root)
+        self.frozen = frozen
         self._trusted: str | None = None
         self._checked = False
 
@@ -71,6 +74,8 @@ class ArtifactStore:
 
     def unwritable(self) -> str | None:
         """Why nothing can be put here, in a sentence; None if it can."""
+        if self.frozen:
+            return f"{self.root} is only read"
         return self.refused() or files.unwritable(self.root)
 
     # -- reading
@@ -79,6 +84,9 @@ class ArtifactStore:
         """The artifact of a key, every file's hash checked; None if there is none.
 
         A damaged one is moved aside with one warning line, and is none.
+
+        Raises:
+            DatabaseError: a damaged one, where the store is frozen.
         """
         manifest = self.manifest(key)
         if self.refused() or not os.path.lexists(manifest):
@@ -136,7 +144,7 @@ class ArtifactStore:
             DatabaseError: the store can't be written or is refused, or a name is not one.
         """
         manifest = self.manifest(key)
-        refused = self.refused()
+        refused = self.unwritable() if self.frozen else self.refused()
         if refused:
             raise DatabaseError(f"can't keep artifacts: {refused}")
         contents: dict[str, bytes] = {}
@@ -188,6 +196,8 @@ class ArtifactStore:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory for one compile's results, on this file system; gone afterwards."""
+        if self.frozen:
+            raise DatabaseError(f"{self.root} is only read")
         try:
             directory = self._directory("scratch", files.fresh_name())
         except OSError as error:
@@ -213,6 +223,8 @@ class ArtifactStore:
 
     def _note_use(self, manifest: Path) -> None:
         """Keep what is used from being collected: a manifest's date is that of its last use, to the day."""
+        if self.frozen:
+            return
         with contextlib.suppress(OSError):
             if time.time() - manifest.stat().st_mtime > USE_S:
                 os.utime(manifest)
@@ -230,6 +242,8 @@ class ArtifactStore:
         Another process may have published a sound file at the same name since;
         then that one was moved, and goes back.
         """
+        if self.frozen:
+            raise DatabaseError(f"artifact {key} is damaged ({path}: {damage})")
         try:
             target = self._directory("quarantine") / files.aside_name(path).name
             os.rename(path, target)

@@ -128,6 +128,30 @@ def parse_line(source: bytes) -> Line:
     Raises:
         rows.RowError: malformed, of an unknown kind or a newer format, or with a field that can't be judged.
     """
+    kind, plain = _opened(source)
+    uid = rows.text(plain.get("uid") or hashlib.sha256(source.strip()).hexdigest()[:32], "uid")
+    recorded_at = rows.text(plain.get("recorded_at", ""), "recorded_at")
+    body = {name: value for name, value in plain.items() if name not in _HEAD}
+    try:
+        sweep = body.get("sweep")
+        return Line(READERS[kind](body), uid, recorded_at, rows.optional_text(sweep, "sweep"))
+    except KeyError as error:
+        raise rows.RowError(f"lacks {error}") from None
+
+
+def parse_winner(source: bytes) -> Winner | None:
+    """The winner that a line records; None for a line of another kind, which is not read any further.
+
+    Raises:
+        rows.RowError: as `parse_line`.
+    """
+    kind, _ = _opened(source)
+    value = parse_line(source).value if kind == "winner" else None
+    return value if isinstance(value, Winner) else None
+
+
+def _opened(source: bytes) -> tuple[str, dict[str, Any]]:
+    """A line's kind, and the line as an object."""
     try:
         plain = rows.parse(source.decode(), "line")
     except UnicodeDecodeError as error:
@@ -136,19 +160,10 @@ def parse_line(source: bytes) -> Line:
         raise rows.RowError("not an object")
     if plain.get("format", FORMAT) != FORMAT:
         raise rows.RowError(f"format {plain['format']!r}, this tunekit reads {FORMAT}")
-    readers: dict[str, Callable[[Mapping[str, Any]], Record]]
-    readers = {"winner": _read_winner, "trial": _read_trial, "known_bad": _read_known_bad, "sweep": _read_sweep}
     kind = plain.get("kind")
-    if not isinstance(kind, str) or kind not in readers:
-        raise rows.RowError(f"unknown kind {kind!r} (known: {', '.join(readers)})")
-    uid = rows.text(plain.get("uid") or hashlib.sha256(source.strip()).hexdigest()[:32], "uid")
-    recorded_at = rows.text(plain.get("recorded_at", ""), "recorded_at")
-    body = {name: value for name, value in plain.items() if name not in _HEAD}
-    try:
-        sweep = body.get("sweep")
-        return Line(readers[kind](body), uid, recorded_at, rows.optional_text(sweep, "sweep"))
-    except KeyError as error:
-        raise rows.RowError(f"lacks {error}") from None
+    if not isinstance(kind, str) or kind not in READERS:
+        raise rows.RowError(f"unknown kind {kind!r} (known: {', '.join(READERS)})")
+    return kind, plain
 
 
 def _row(body: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
@@ -212,3 +227,11 @@ def _read_sweep(body: Mapping[str, Any]) -> SweepRecord:
         host=rows.optional_text(body.get("host"), "host"),
         pid=rows.optional_count(body.get("pid"), "pid"),
     )
+
+
+READERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
+    "winner": _read_winner,
+    "trial": _read_trial,
+    "known_bad": _read_known_bad,
+    "sweep": _read_sweep,
+}

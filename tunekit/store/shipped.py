@@ -1,17 +1,20 @@
 """The results that ship with tunekit: reviewable text, a read-only layer under the user's database.
 
-``tuning_db/<spec>.<arch>.jsonl``, one JSON object a line (see `lines`).
+``tuning_db/<spec>.<arch>.jsonl``, one JSON object a line (see `lines`), and
+``tuning_db/<spec>.<arch>.cost.json``, the cost model's numbers.
 Standard library only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from tunekit.model import Winner
-from tunekit.store.lines import parse_line, split
+from tunekit.store.lines import parse_winner, split
 from tunekit.store.readonly import Skipped
 
 log = logging.getLogger("tunekit")
@@ -48,11 +51,25 @@ def shipped_winners(spec: str, arch: str, *, version: int | None = None, directo
     skipped = Skipped()
     found: list[Winner] = []
     for number, line in split(content):
-        parsed = skipped.attempt(f"line {number}", parse_line, line)
-        value = parsed.value if parsed else None
-        if not isinstance(value, Winner) or (value.variant.spec, value.variant.arch) != (spec, arch):
+        value = skipped.attempt(f"line {number}", parse_winner, line)
+        if value is None or (value.variant.spec, value.variant.arch) != (spec, arch):
             continue
         if version in (None, value.variant.version):
             found.append(dataclasses.replace(value, source="shipped"))
     skipped.warn(path)
     return found
+
+
+def shipped_cost_model(spec: str, arch: str, directory: Path | None = None) -> Any:
+    """The plain numbers of a spec's cost model (see tunekit.search.cost_model); None where none ships.
+
+    Never raises for what it finds: a file that can't be read is none, with one warning line.
+    """
+    path = shipped_file(spec, arch, directory).with_suffix(".cost.json")
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, UnicodeEncodeError):
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("%s can't be read (%s); no cost model is used", path, error)
+        return None

@@ -10,24 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tunekit.compiling import Unit, units
-from tunekit.errors import UserError
+from tunekit.errors import SpecError, UserError
 from tunekit.jobs import Event
 from tunekit.measure import MeasuringWorker
 from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, Winner
 from tunekit.probe import DISAGREEMENT
 from tunekit.progress import ProblemReport, Row, SweepEvent
 from tunekit.search import Budget, Told, choose_strategy, make_strategy
+from tunekit.search.encoding import Space, in_order
 from tunekit.space import Expansion, declared_footprint, default_variants, expand
 from tunekit.spec import KernelSpec
 from tunekit.store.shipped import shipped_winners
 from tunekit.sweep.measuring import Measurer, Timed, incumbent_of, middle
 from tunekit.sweep.neighbours import neighbours_winners
 from tunekit.sweep.options import SweepOptions, Target, restrict
+from tunekit.sweep.predicting import Predictor, cost_model_of
 from tunekit.sweep.shared import Shared
 from tunekit.sweep.simulating import UNDECIDED, SimulatingVerifier
 
 # How many variants an adaptive strategy proposes at once; fixed, so that the number of workers changes nothing.
 BATCH = 8
+# The strategies that begin with what the cost model predicts.
+PREDICTED = ("exhaustive", "surrogate")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class ProblemRun:
     notes: list[str] = field(default_factory=list)
     _units: dict[str, Unit] = field(default_factory=dict)
     _earlier: dict[str, Outcome] = field(default_factory=dict)
+    _predictor: Predictor = field(init=False)
 
     def go(self) -> None:
         run = self.run
@@ -194,8 +199,10 @@ class ProblemRun:
         options, started = self.run.options, time.monotonic()
         by_id = {variant.id: variant for variant in fitting}
         chosen = choose_strategy(options.search, len(fitting), self.budget)
-        strategy = make_strategy(chosen.name, fitting, self.budget, options.seed)
+        strategy = make_strategy(chosen.name, Space(fitting, self._predicted(fitting)), self.budget, options.seed)
         self._emit("note", text=f"search: {chosen.name} ({chosen.why}), seed {options.seed}")
+        if chosen.name in PREDICTED and self._predictor.model is not None:
+            self._note(f"the cost model orders the first evaluations: {self._predictor.model.words()}")
         done: set[str] = set()
         pending = [by_id[id] for id in dict.fromkeys(first) if id in by_id]
         size = len(fitting) if strategy.name == "exhaustive" and self.budget.seconds is None else BATCH
@@ -214,6 +221,20 @@ class ProblemRun:
                 return
             yield batch
             strategy.tell([self._told(variant) for variant in batch])
+
+    def _predicted(self, fitting: list[Variant]) -> dict[str, float]:
+        """The times by the cost model, by variant id. It is an opinion: where it fails, nothing is ordered by it."""
+        self._predictor = Predictor(
+            self.run.spec, self.problem, cost_model_of(self.run.spec, self.run.target.arch.name)
+        )
+        try:
+            predicted = self._predictor.all_us(fitting)
+        except SpecError as error:
+            self._note(f"the cost model orders nothing: {error}")
+            predicted = {}
+        if not predicted:
+            self._predictor = Predictor(self.run.spec, self.problem, None)
+        return predicted
 
     def _told(self, variant: Variant) -> Told:
         """What came of a variant, for the search: its time; else the status of what failed; else that nothing did."""
@@ -238,6 +259,8 @@ class ProblemRun:
         ready = [(unit, outcome) for unit, outcome in compiled if outcome.ok]
         if judging is None or not ready:
             return
+        # What was compiled is known better: its registers, and so how many CTAs an SM holds.
+        ready = in_order(ready, [self._predictor.predict_us(unit.variant, done.footprint) for unit, done in ready])
         verb = "measure" if isinstance(judging, Measurer) else "simulate"
         self._emit("phase", text="verify and measure" if verb == "measure" else verb, total=len(ready))
         for index, (unit, outcome) in enumerate(ready, 1):

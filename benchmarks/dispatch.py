@@ -1,0 +1,223 @@
+"""What dispatch costs: the time that it adds to a call, beside other tuners' cached hits; and a fresh process's start.
+
+    python benchmarks/dispatch.py [added start] [--rounds 15] [--calls 5000] [--json FILE]
+
+``added``: fmha's q, k, v and o with a kernel that does nothing, on the CPU; with a GPU also the kernel that serves a
+small decode problem, in bursts that the GPU's queue holds. The raw compiled function, the ways to call it through
+tunekit, a bare dict hit, and the peers that are installed (`pip install triton quack-kernels flashinfer-python`) take
+turns; a figure is the median over rounds of what it took above the same call without the tuner, in the same round.
+
+``start``: fresh interpreters, in turns: `import torch`, then a first result from the store, with a GPU also beside
+`import torch` and the making of a CUDA context. The caches (TUNEKIT_CACHE, TUNEKIT_DB) are the ones that are set; on
+the CPU a temporary one is filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tunekit
+from dispatch_peers import PEERS, peers
+from tunekit.environment import environment
+from tunekit.model import Values
+
+HERE = Path(__file__).resolve().parent
+STUB = str(HERE / "stub_attention.py")
+SHAPE = {"batch": 32, "heads": 128, "kv_heads": 1, "t": 1, "s_k": 640, "head_dim": 128}
+SMALL = {**SHAPE, "batch": 1}
+BURST = 200
+"""Calls between synchronisations on the GPU: its queue holds about a thousand launches."""
+GOAL_US, MOST_US = 0.3, 0.6
+
+Timed = tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A call, the one without what is timed, its arguments and its keywords."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="added, start; both by default")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=5000, help="a round's calls of each")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    tables = options.tables or ["added", "start"]
+    here = environment()
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, "
+    versions += f"apache-tvm-ffi {importlib.metadata.version('apache-tvm-ffi')}"
+    print(f"{here.gpu or platform.machine()}, {os.cpu_count()} CPUs, {versions}")
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        filled = fill(Path(directory))
+        if "added" in tables:
+            results["added"] = added(stub_calls(filled), options.rounds, options.calls, "a stub on the CPU")
+            if torch.cuda.is_available():
+                real = added(gpu_calls(), options.rounds, BURST, f"the kernel of {Values(SMALL)}")
+                results["added on the GPU"] = real
+        if "start" in tables:
+            results["start"] = start(filled, options.rounds)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+def fill(directory: Path) -> dict[str, Path]:
+    """A cache in which the stub is compiled."""
+    places = {"database": directory / "tunekit.db", "artifacts": directory / "artifacts"}
+    kernel = tunekit.load(STUB, compile="allow", **places)
+    kernel(*tensors("cpu"))
+    return places
+
+
+def tensors(device: str, shape: dict[str, int] = SHAPE) -> tuple[torch.Tensor, ...]:
+    """q, k, v and o of a decode problem."""
+    q = torch.randn(shape["batch"], 1, shape["heads"], shape["head_dim"], device=device).bfloat16()
+    k = torch.randn(shape["batch"], shape["s_k"], 1, shape["head_dim"], device=device).bfloat16()
+    return q, k, torch.randn_like(k), torch.empty_like(q)
+
+
+def stub_calls(places: dict[str, Path]) -> dict[str, Timed]:
+    native, python = (tunekit.load(STUB, native=which, **places) for which in (True, False))
+    calls = ways(native, python, tensors("cpu"), SHAPE, -1)
+    q, k, v, o = tensors("cpu")
+    table = {(tuple(q.shape), tuple(k.shape)): 1}
+    key = next(iter(table))
+    calls["a bare dict hit"] = (lambda: table[key], lambda: None, (), {})
+    for name, pair in peers((q, k, v, o), SHAPE["head_dim"] ** -0.5):
+        if isinstance(pair, str):
+            print(f"{name} is left out: {pair}")
+        else:
+            calls[name] = (pair[0], pair[1], pair[2], {})
+    return calls
+
+
+def gpu_calls() -> dict[str, Timed]:
+    native, python = (tunekit.load("fmha", native=which) for which in (True, False))
+    return ways(native, python, tensors("cuda", SMALL), SMALL, 0)
+
+
+def ways(native: Any, python: Any, given: tuple[Any, ...], shape: dict[str, int], device: int) -> dict[str, Timed]:
+    """The ways to make a call, each beside the bound function with all that it leaves out."""
+    q, k, v, o = given
+    scale = q.shape[-1] ** -0.5
+    bound = native.bind(shape, device=device)
+    raw = lambda *_, **__: bound(q, k, v, o, scale)  # noqa: E731
+    flags = {"mask": "none", "normalize": True}
+    return {
+        "bind()": (bound, bound, (q, k, v, o, scale), {}),
+        "all by position": (native, bound, (q, k, v, o, scale), {}),
+        "scale left out": (native, raw, (q, k, v, o), {}),
+        "o by keyword": (native, raw, (q, k, v), {"o": o}),
+        "two flags": (native, raw, (q, k, v, o), flags),
+        "o allocated": (native, raw, (q, k, v), {}),
+        "in Python, by position": (python, bound, (q, k, v, o, scale), {}),
+        "in Python, o allocated": (python, raw, (q, k, v), {}),
+    }
+
+
+def added(calls: dict[str, Timed], rounds: int, count: int, what: str) -> dict[str, Any]:
+    """name -> the time added to a call, in us: the median over rounds, and half the distance of the quartiles."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    raw: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(rounds + 1):
+        for name, (call, plain, arguments, keywords) in calls.items():
+            without = once(plain, arguments, {} if plain is call else keywords, count)
+            took = once(call, arguments, keywords, count)
+            if round_:  # the first warms up
+                taken[name].append(took - without)
+                raw[name].append(without)
+    print(f"\nadded to a call of {what}, us: median, spread; and the call without it")
+    rows = {}
+    for name in calls:
+        low, middle, high = statistics.quantiles(taken[name], n=4)
+        rows[name] = {"added_us": middle, "spread_us": (high - low) / 2, "without_us": statistics.median(raw[name])}
+        print(f"  {name:28} {middle:8.3f} +- {(high - low) / 2:.3f}   {rows[name]['without_us']:8.3f}")
+    ours = rows["all by position"]["added_us"]
+    others = [row["added_us"] for name, row in rows.items() if name.split()[0] in PEERS]
+    beside = f"; the best of the peers adds {min(others) / ours:.0f} times as much" if others else ""
+    print(f"  goal, by position: {GOAL_US}, at most {MOST_US}{beside}")
+    return rows
+
+
+def once(call: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any], count: int) -> float:
+    """Microseconds a call, host time alone."""
+    on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in arguments)
+    if on_gpu:
+        torch.cuda.synchronize()
+    gc.disable()
+    begin = time.perf_counter_ns()
+    if keywords:
+        for _ in range(count):
+            call(*arguments, **keywords)
+    else:
+        for _ in range(count):
+            call(*arguments)
+    took = time.perf_counter_ns() - begin
+    gc.enable()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return took / count / 1000
+
+
+START = """
+import sys, time
+import torch
+device, spec, places, shape = {device!r}, {spec!r}, {places!r}, {shape!r}
+imported = time.perf_counter()
+if {context!r}:
+    torch.zeros(1, device=device)
+    torch.cuda.synchronize()
+context = time.perf_counter()
+if {serve!r}:
+    import pathlib, tunekit
+    kernel = tunekit.load(spec, **{{name: pathlib.Path(place) for name, place in places.items()}})
+    q = torch.zeros(shape["batch"], 1, shape["heads"], shape["head_dim"], dtype=torch.bfloat16, device=device)
+    k = torch.zeros(shape["batch"], shape["s_k"], 1, shape["head_dim"], dtype=torch.bfloat16, device=device)
+    o = kernel(q, k, k)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    assert not {{"cutlass", "optuna", "rich", "sqlite_utils"}} & set(sys.modules), "a compiler was imported"
+print(context - imported, time.perf_counter() - context)
+"""
+
+
+def start(places: dict[str, Path], rounds: int) -> dict[str, Any]:
+    """Seconds that fresh processes take beyond `import torch` for their first result."""
+    kinds = {"a stub on the CPU": {"device": "cpu", "spec": STUB, "places": {k: str(p) for k, p in places.items()}}}
+    if torch.cuda.is_available():
+        kinds["the kernel on the GPU"] = {"device": "cuda", "spec": "fmha", "places": {}}
+    found: dict[str, dict[str, list[float]]] = {kind: {"context": [], "result": []} for kind in kinds}
+    for _ in range(max(3, rounds // 3)):
+        for kind, options in kinds.items():
+            code = START.format(**options, shape=SMALL, context=options["device"] == "cuda", serve=True)
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            context, result = map(float, done.stdout.split())
+            found[kind]["context"].append(context)
+            found[kind]["result"].append(result)
+    print("\na fresh process, beyond `import torch`, ms: median (least, most). Goal 150")
+    for kind, phases in found.items():
+        for phase, times in phases.items():
+            if max(times) > 0.001:
+                words = "the CUDA context" if phase == "context" else "to the first result"
+                shown = f"{statistics.median(times) * 1e3:.0f} ({min(times) * 1e3:.0f}, {max(times) * 1e3:.0f})"
+                print(f"  {kind}, {words}: {shown}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The native hot path beside the one in Python: the same answers, whatever is given, left out or wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import threading
+import weakref
+
+import psutil
+import pytest
+import torch
+
+import tunekit
+from tunekit.dispatch import hot_path as native
+from tunekit.dispatch import kernel as module
+from tunekit.errors import UserError
+from tunekit.model import Level
+from tunekit.store.artifacts import ArtifactStore
+
+
+@pytest.fixture(params=[True, False], ids=["native", "python"])
+def served(request, tuned):
+    """A function that loads the spec that was tuned, dispatched natively or in Python."""
+
+    def load(**more):
+        kernel = tunekit.load(tuned.reference, native=request.param, **tuned.places, **more)
+        kernel.is_native = request.param
+        return kernel
+
+    return load
+
+
+@pytest.fixture
+def moments(tuned):
+    tuned.reference = str(tuned.specs / "host_moments.py")
+    for centred in (False, True):
+        tuned.tune({"rows": 4, "cols": 32, "centred": centred}, block=16)
+    return tuned
+
+
+def forbid_learning(kernel, monkeypatch):
+    def learn(*args):
+        raise AssertionError("a call that was made before must find its entry")
+
+    monkeypatch.setattr(kernel, "_learn", learn)
+
+
+def test_outputs_given_and_left_out_numbers_given_and_left_out(moments, served, monkeypatch):
+    """Every way to fill the arguments, by position and by keyword, twice: the second time from the table."""
+    kernel = served()
+    x = torch.randn(4, 32)
+    y, mean = torch.empty(4, 32), torch.empty(4)
+    calls = {
+        "allocated": lambda: kernel(x),
+        "None": lambda: kernel(x, None),
+        "given": lambda: kernel(x, y),
+        "a float": lambda: kernel(x, y, 3.0),
+        "an int": lambda: kernel(x, None, 3),
+        "keywords": lambda: kernel(scale=3, x=x),
+        "a flag": lambda: kernel(x, centred=True),
+        "two outputs": lambda: kernel(x, y, mean, centred=True),
+        "one of two": lambda: kernel(x, None, mean, 3, centred=True),
+    }
+    wanted = {}
+    for name, call in calls.items():
+        scale = 3.0 if name in ("a float", "an int", "keywords", "one of two") else 2.0
+        row_mean = x.mean(1, keepdim=True) if name in ("a flag", "two outputs", "one of two") else 0.0
+        wanted[name] = scale * (x - row_mean)
+        call()
+    forbid_learning(kernel, monkeypatch)
+    for name, call in calls.items():
+        result = call()
+        several = name in ("a flag", "two outputs", "one of two")
+        output = result[0] if several else result
+        assert isinstance(result, tuple) is several
+        torch.testing.assert_close(output, wanted[name])
+        if several:
+            torch.testing.assert_close(result[1], x.mean(1))
+        if name in ("given", "a float", "two outputs"):
+            assert output is y
+        if name in ("two outputs", "one of two"):
+            assert result[1] is mean
+    assert kernel.stats()["calls"] == len(calls) and kernel.calls() == {Level.EXACT: len(calls)}
+
+
+def test_scratch_memory_and_outputs_are_given_back(tuned, served):
+    """What each call allocates is freed: 20,000 calls with 4 KiB of scratch memory and as much output."""
+    tuned.reference = f"{tuned.specs / 'host_pages.py'}:host_pages"
+    tuned.tune({"cols": 8, "batch": 64, "s": 3}, split=2)
+    kernel = served()
+    x = torch.randn(64, 3, 8)
+    torch.testing.assert_close(kernel(x, scale=2.0), 2.0 * x.sum(1))
+    before = psutil.Process().memory_info().rss
+    for _ in range(20_000):
+        kernel(x, scale=2.0)
+    assert psutil.Process().memory_info().rss - before < 16 * 2**20
+
+
+def test_more_problems_than_a_table_holds(tuned, served, monkeypatch, caplog):
+    """A table grows by being replaced; past the limit it is emptied. Every call counts, and every result is right."""
+    tuned.tune({"rows": 64}, unroll=2, delay_us=0)
+    monkeypatch.setattr(module, "MAX_KEYS", 256)
+    caplog.set_level(logging.ERROR, "tunekit")
+    kernel = served()
+    rows = [*range(1, 400), 7, 300, 7]
+    for count in rows:
+        x = torch.randn(count, 64)
+        torch.testing.assert_close(kernel(x), 0.5 * x + torch.arange(64) / 64)
+    kernel(torch.randn(399, 64))
+    (table,) = kernel._tables.values()
+    assert len(list(table.called())) <= 256
+    again = rows.count(7) - 1 + 2  # the calls that found an entry: 300, 7, and 399 at the end
+    assert again - 1 <= kernel.stats()["calls"] <= again
+
+
+def test_a_kernel_that_fails_fails_the_call(tuned, served):
+    tuned.reference = f"{tuned.specs / 'host_scale.py'}:host_faulty"
+    tuned.tune({"rows": 8}, fault="error")
+    kernel = served()
+    x = torch.randn(8, 64)
+    for _ in range(3):
+        with pytest.raises(Exception, match="asked to fail"):
+            kernel(x)
+
+
+def test_what_is_no_plain_tensor_never_reaches_a_kernel(tuned, served):
+    """Refused after good calls of the same shape, too: the hot path must not take it for one of those."""
+    tuned.tune({"rows": 64}, unroll=2, delay_us=0)
+    kernel = served()
+    x = torch.randn(64, 64)
+    kernel(x)
+    storage = torch.randn(64 * 64 + 1)
+    for bad, words in (
+        (x.t(), "not contiguous"),
+        (torch.randn(64, 128)[:, :64], "not contiguous"),
+        (torch.randn(64, 128)[:, ::2], "not contiguous"),
+        (torch.randn(1, 64).expand(64, 64), "not contiguous"),
+        (storage[1:].view(64, 64), "starts 4 bytes past"),
+        (x.double(), "float64"),
+        (x.view(64, 64, 1), "3 dims"),
+        (x.numpy(), "ndarray"),
+        ([x], "list"),
+        ("x", "str"),
+        (None, "needs its input"),
+        (True, "bool"),
+    ):
+        for _ in range(2):
+            with pytest.raises(UserError, match=words):
+                kernel(bad)
+    with pytest.raises(UserError, match="'scale' is bool"):
+        kernel(x, None, True)
+    with pytest.raises(UserError, match="'scale' is str"):
+        kernel(x, None, "0.5")
+    with pytest.raises(UserError, match="'scale' is Tensor"):
+        kernel(x, None, torch.tensor(0.5))
+    assert kernel(storage[4 : 4 + 64 * 63].view(63, 64)).shape == (63, 64)  # an offset that is aligned
+
+
+def test_calls_go_on_from_many_threads_while_tables_grow(tuned, served, caplog):
+    tuned.tune({"rows": 64}, unroll=2, delay_us=0)
+    caplog.set_level(logging.ERROR, "tunekit")
+    kernel = served()
+    errors = []
+
+    def call(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(300):
+            x = torch.randn(int(torch.randint(1, 200, (1,), generator=generator)), 64)
+            if not torch.allclose(kernel(x), 0.5 * x + torch.arange(64) / 64):
+                errors.append(len(x))
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and kernel.stats()["loaded"] <= 1
+
+
+def test_arguments_are_not_kept_alive(tuned, served):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    x, y = torch.randn(8, 64), torch.empty(8, 64)
+    kernel(x, y)
+    kernel(x, y)
+    gone = [weakref.ref(x), weakref.ref(y)]
+    del x, y
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_bind_is_the_kernel_itself(tuned, served):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    bound = kernel.bind({"rows": 8}, device=-1)
+    x, y = torch.randn(8, 64), torch.empty(8, 64)
+    bound(x, y, 2.0)
+    torch.testing.assert_close(y, 2.0 * x + torch.arange(64) / 64)
+    assert type(bound).__module__.startswith("tvm_ffi")
+    with pytest.raises(UserError, match="rows"):
+        kernel.bind({}, device=-1)
+
+
+def test_refresh_takes_new_winners_and_no_call_finds_a_cold_key(tuned, served, monkeypatch):
+    tuned.tune({"rows": 64}, unroll=2, delay_us=0)
+    kernel = served()
+    x = torch.randn(64, 64)
+    kernel(x)
+    kernel(x=x)
+    tuned.tune({"rows": 64}, unroll=8, delay_us=0)
+    assert kernel.choice(x).variant.tunables.unroll == 2
+    kernel.refresh()
+    assert kernel.choice(x).variant.tunables.unroll == 8
+    forbid_learning(kernel, monkeypatch)
+    torch.testing.assert_close(kernel(x), kernel(x=x))
+    assert {entry.choice.variant.tunables.unroll for _, entry, _ in kernel._tables[1].called()} == {8}
+
+
+def test_a_cold_key_is_refused_while_a_graph_is_captured(tuned, served, monkeypatch):
+    """Case 53: no load, no allocation, no lookup; what was called or bound before goes on."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    x = torch.randn(8, 64)
+    kernel.bind({"rows": 8}, device=-1)
+    monkeypatch.setattr(module, "capturing", lambda: True)
+    assert kernel(x).shape == (8, 64)
+    with pytest.raises(UserError, match=r"rows=9 .*first time while a CUDA graph is being captured.*bind"):
+        kernel(torch.randn(9, 64))
+    with pytest.raises(UserError, match="refresh"):
+        kernel.refresh()
+    assert kernel.stats()["problems"] == 1
+
+
+def test_without_a_c_compiler_calls_are_dispatched_in_python(tuned, monkeypatch, caplog):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    monkeypatch.setattr(native, "_loaded", {})
+    monkeypatch.setattr("tunekit.backends.host.COMPILERS", ("no-such-compiler",))
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    x = torch.randn(8, 64)
+    with caplog.at_level(logging.WARNING, "tunekit"):
+        torch.testing.assert_close(kernel(x), 0.5 * x + torch.arange(64) / 64)
+        kernel(x)
+    assert [record.getMessage() for record in caplog.records] == [
+        "calls are dispatched in Python, at some microseconds each: "
+        "no C compiler found (tried no-such-compiler): install gcc"
+    ]
+    assert kernel.stats()["calls"] == 1
+
+
+def test_the_native_half_is_compiled_once_and_kept(tuned, monkeypatch):
+    store = ArtifactStore(tuned.artifacts)
+    native.publish(store, native.native_parts()[0])
+    assert store.get(native.native_parts()[0].key) is not None
+    monkeypatch.setattr("tunekit.backends.host.COMPILERS", ())
+    native.publish(store, native.native_parts()[0])
+    monkeypatch.setattr(native, "_loaded", {})
+    assert native.hot_path(store) is not None
+
+
+def test_a_store_that_can_not_be_written_still_has_a_native_half(tmp_path, monkeypatch):
+    """Case 31: it is compiled for this process alone."""
+    monkeypatch.setattr(native, "_loaded", {})
+    (tmp_path / "file").write_text("")
+    assert native.hot_path(ArtifactStore(tmp_path / "file" / "artifacts")) is not None
+
+
+def test_a_native_kernel_is_a_kernel_and_is_collected(tuned):
+    """caller.c's class holds the tables' functions, which hold what they close over: no cycle outlives its kernel."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    assert isinstance(kernel, module.Kernel) and type(kernel).__mro__[1].__name__ == "Caller"
+    assert repr(kernel) == "<tunekit kernel host_scale version 1>"
+    x = torch.randn(8, 64)
+    kernel(x)
+    kernel.myself = kernel
+    gone = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert gone() is None
+
+
+def test_without_pythons_headers_a_call_goes_through_python(tuned, monkeypatch, tmp_path):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    hot, caller = native.native_parts()
+    monkeypatch.setattr(native, "_loaded", {})
+    monkeypatch.setattr(native, "native_parts", lambda: (hot, dataclasses.replace(caller, headers=tmp_path)))
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    x, y = torch.randn(8, 64), torch.empty(8, 64)
+    assert type(kernel) is module.Kernel
+    assert kernel(x, y) is y and kernel(x, y) is y
+    assert kernel.stats()["calls"] == 1
