@@ -31,7 +31,8 @@ logger = logging.getLogger("tunekit")
 
 SAY_S = 2.0
 WAIT_S = 60.0
-STEP_S = 0.005
+STEP_S, LONGEST_STEP_S = 0.002, 0.1
+"""Between looks at the board, which grow rarer."""
 MOST_OFFERED = 64
 """Candidates that a rank offers for a problem, best first."""
 OLD_S = 7 * 86400.0
@@ -105,15 +106,15 @@ class Ranks:
     series: str
     wait_s: float
 
-    def agree(self, subject: str, offers: Sequence[str], load: Callable[[str], str]) -> str | None:
+    def agree(self, subject: str, refreshes: int, offers: Sequence[str], load: Callable[[str], str]) -> str | None:
         """The first of the offers that every rank makes and has loaded; None where there is none.
 
-        `load` loads one and says what went wrong, if anything.
+        `load` loads one and says what went wrong, if anything. After each refresh a subject is a new one.
 
         Raises:
             NoKernelError: a rank did not come within `wait_s`.
         """
-        name = hashlib.sha256(f"{self.series}/{subject}".encode()).hexdigest()[:32]
+        name = hashlib.sha256(f"{self.series}/{refreshes}/{subject}".encode()).hexdigest()[:32]
         everybody = self._exchange(f"{name}.offers", json.dumps(list(offers)[:MOST_OFFERED]), subject)
         lists = [json.loads(words) for words in everybody]
         common = [offer for offer in lists[0] if all(offer in other for other in lists)]
@@ -131,7 +132,7 @@ class Ranks:
         if self.board.read(f"{name}.{self.rank}") is None:
             self.board.post(f"{name}.{self.rank}", words)
         said: dict[int, str] = {}
-        began, told = time.monotonic(), False
+        began, told, step_s = time.monotonic(), False, STEP_S
         while len(said) < self.count:
             for rank in range(self.count):
                 heard = self.board.read(f"{name}.{rank}") if rank not in said else None
@@ -154,7 +155,8 @@ class Ranks:
                     self.wait_s,
                 )
             if missing:
-                time.sleep(STEP_S)
+                time.sleep(step_s)
+                step_s = min(LONGEST_STEP_S, 1.5 * step_s)
         return [said[rank] for rank in range(self.count)]
 
 

@@ -231,7 +231,7 @@ class Resolver:
         walk(table, problem, offer)
         resolution.doing = "the other ranks' choice"
         subject = f"{self.spec.name} version {self.spec.version} {problem} on {table.arch}"
-        return ranks.agree(f"{subject} (after {self._refreshes} refreshes)", list(offers), load) or ""
+        return ranks.agree(subject, self._refreshes, list(offers), load) or ""
 
     def _load(self, candidate: Candidate, artifact: Artifact, device: int) -> tuple[Function | None, str]:
         """A candidate's function; or None and why it can't be loaded, which rules its artifact out.
