@@ -45,7 +45,7 @@ def test_a_refresh_beside_a_capture_loads_and_both_are_right(tmp_path):
     def refresh() -> None:
         with beside_captures() as allowed:
             assert allowed, "the driver takes a thread's capture mode"
-            kernel.refresh()
+            kernel.reread()
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

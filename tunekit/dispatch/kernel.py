@@ -211,6 +211,10 @@ class Kernel:
         """
         if capturing():
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
+        self.reread()
+
+    def reread(self) -> None:
+        """`refresh`, by a thread that captures nothing itself (see graphs): asking CUDA could disturb who does."""
         self._resolver.forget()
         renewed = self._renew(lambda choice: True)
         self._resolver.drop(lambda asked, _: asked not in renewed)

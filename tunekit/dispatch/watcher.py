@@ -57,7 +57,7 @@ def _refresh(kernel: weakref.ref[Kernel]) -> bool:
     if alive is None:
         return False
     try:
-        alive.refresh()
+        alive.reread()
     except TunekitError as error:
         logger.warning("%s can't be refreshed: %s", alive.spec.name, error)
     return True
