@@ -15,13 +15,13 @@ import importlib.util
 import logging
 import platform
 import sysconfig
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tunekit.backends.load import damaged, load_module
+from tunekit.dispatch.forked import Guard
 from tunekit.errors import DatabaseError, TunekitError
 from tunekit.identity import distribution_version
 from tunekit.store.artifacts import ArtifactStore
@@ -30,7 +30,7 @@ logger = logging.getLogger("tunekit")
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
-_loading = threading.Lock()
+_loading = Guard()
 _loaded: dict[str, Any] = {}
 """What this process has of each part, by name; None where it can't be had."""
 
