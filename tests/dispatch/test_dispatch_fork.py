@@ -65,6 +65,38 @@ time.sleep(float(sys.argv[2]))
 """
 
 
+LOCKS = """
+import os, threading
+from tunekit.dispatch.forked import Guard, renew
+
+class TakesLocks:
+    def __init__(self):
+        renew(self)
+
+    def after_fork(self):
+        for guard in guards:
+            with guard:
+                pass
+
+guards = [Guard() for _ in range(50)]
+things = [TakesLocks() for _ in range(50)]
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    for guard in guards:
+        guard.__enter__()
+    held.set()
+    done.wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
 def run(code: str, *arguments: object, tuned) -> tuple[subprocess.Popen, dict[str, str]]:
     env = {**os.environ, "TUNEKIT_CACHE": str(tuned.root), "PYTHONPATH": str(ROOT), "TUNEKIT_COMPILE_TIMEOUT": "60"}
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -77,6 +109,13 @@ def test_children_forked_from_busy_threads_dispatch(tuned):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out.strip() == str([0] * 20), err
+
+
+def test_what_begins_anew_after_a_fork_may_take_locks_that_were_held():
+    """As the part of a capture does, which counts from nothing in a child."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", LOCKS], env=env, timeout=20, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("after_s", [0.0, 3.0])

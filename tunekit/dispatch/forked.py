@@ -45,7 +45,8 @@ class Guard:
 
 
 def _after_fork() -> None:
-    for thing in list(_renewed):
+    """Locks first: what begins anew may take them."""
+    for thing in sorted(_renewed, key=lambda thing: not isinstance(thing, Guard)):
         thing.after_fork()
 
 
