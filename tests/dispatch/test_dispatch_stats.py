@@ -107,6 +107,20 @@ def test_a_watcher_takes_up_new_winners_and_ends_with_its_kernel(tuned):
         tunekit.load(tuned.reference, watch_s=0)
 
 
+def test_a_watcher_keeps_what_serves_while_the_database_cannot_be_read(tuned):
+    winner = tuned.tune({"rows": 64}, unroll=8, delay_us=0)
+    kernel = tunekit.load(tuned.reference, watch_s=0.02, **tuned.places)
+    x = torch.ones(64, 64)
+    kernel(x)
+    content = tuned.database.read_bytes()
+    tuned.database.write_bytes(b"no database" * 1000)
+    time.sleep(0.3)
+    assert kernel.choice(x).variant.id == winner.variant.id and kernel.stats()["problems"] == 1
+    tuned.database.write_bytes(content)
+    time.sleep(0.1)
+    assert kernel.choice(x).level == "exact" and kernel.stats()["problems"] == 1
+
+
 def test_a_watcher_that_may_load_nothing_now_says_so_and_tries_again(tuned, monkeypatch, caplog):
     """As beside a capture whose driver can't be told that this thread keeps to itself."""
     from tunekit.dispatch import watcher

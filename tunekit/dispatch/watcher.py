@@ -41,6 +41,8 @@ def _watch(kernel: weakref.ref[Kernel], spec: str, database: Path, every_s: floa
         if now == files:
             continue
         found = winners_mark(database, spec)
+        if found is None:  # unreadable just now: what serves is better than what is left without its winners
+            continue
         if found == winners:
             files = now
             continue
