@@ -228,6 +228,9 @@ def test_a_cold_key_is_refused_while_a_graph_is_captured(tuned, served, monkeypa
     assert kernel(x).shape == (8, 64)
     with pytest.raises(UserError, match=r"rows=9 .*first time while a CUDA graph is being captured.*bind"):
         kernel(torch.randn(9, 64))
+    for cold in (lambda: kernel.bind({"rows": 9}, device=-1), lambda: kernel.choice(torch.randn(9, 64))):
+        with pytest.raises(UserError, match=r"rows=9 .*first time while a CUDA graph is being captured"):
+            cold()
     with pytest.raises(UserError, match="refresh"):
         kernel.refresh()
     assert kernel.stats()["problems"] == 1

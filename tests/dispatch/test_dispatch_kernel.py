@@ -294,4 +294,6 @@ def test_a_bad_call_after_a_good_one_is_refused_too(tuned):
         kernel(x.numpy())
     with pytest.raises(UserError, match="takes 3 arguments"):
         kernel(x, None, 1.0, 2.0)
+    with pytest.raises(UserError, match=r"field 'rows': \[64\] is list, not int"):
+        kernel(x, rows=[64])
     assert kernel(x).shape == (64, 64)

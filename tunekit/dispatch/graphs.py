@@ -20,9 +20,8 @@ DRIVER = "libcuda.so.1"
 
 def capturing() -> bool:
     """Whether a CUDA graph is being captured on this thread's stream."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    torch = _torch_on_cuda()
+    return torch is not None and bool(torch.cuda.is_current_stream_capturing())
 
 
 @contextlib.contextmanager
@@ -32,8 +31,7 @@ def beside_captures() -> Iterator[bool]:
     It may where CUDA is not in use, and where the driver takes this thread's word that it does not meddle with
     captures (relaxed mode, given back at the end).
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if _torch_on_cuda() is None:
         yield True
         return
     exchange = _exchange()
@@ -45,6 +43,12 @@ def beside_captures() -> Iterator[bool]:
         yield True
     finally:
         exchange(ctypes.byref(mode))
+
+
+def _torch_on_cuda() -> Any:
+    """torch, where this process uses CUDA through it: nobody else captures here. Imports and initialises nothing."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 @functools.cache

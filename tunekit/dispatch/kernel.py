@@ -157,8 +157,8 @@ class Kernel:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
-        function, finish = self._functions.get(place, NOWHERE)
         try:
+            function, finish = self._functions.get(place, NOWHERE)
             answer = function(*args)
             if type(answer) is not int:
                 return answer
@@ -182,11 +182,12 @@ class Kernel:
 
         Raises:
             NoKernelError: nothing can serve the problem.
-            UserError: the problem lacks an axis, or has a value that is not allowed.
+            UserError: the problem lacks an axis, or has a value that is not allowed; or nothing was called or bound
+                for it before, and a CUDA graph is being captured.
         """
         complete = self.spec.problem(problem)
         index = self._resolver.devices.current() if device is None else device
-        choice, function = self._resolver.pick(Call(complete, index, ()))
+        choice, function = self._resolver.pick(self._outside_capture(Call(complete, index, ())))
         elements = workspace(self.spec, choice.variant, complete)
         if not elements:
             return function
@@ -198,7 +199,7 @@ class Kernel:
     def choice(self, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
         slots, given = self._form.arrange(args, keywords)
-        return self._resolver.pick(check(self.spec, slots, given))[0]
+        return self._resolver.pick(self._outside_capture(check(self.spec, slots, given)))[0]
 
     def refresh(self) -> None:
         """Read the recorded winners again: what another process tuned or compiled serves from now on.
@@ -268,12 +269,7 @@ class Kernel:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
         given, order = self._form.meaning(place)
         slots = order.slots(values)
-        call = check(self.spec, slots, given)
-        if not self._resolver.knows(call) and capturing():
-            raise UserError(
-                f"{self.spec.name} {call.problem} is called for the first time while a CUDA graph is being captured, "
-                "and nothing may be loaded then: call it once before, or bind() it"
-            )
+        call = self._outside_capture(check(self.spec, slots, given))
         with self._lock:
             self._counters.cold(call.problem)
         if self._late and not capturing():
@@ -286,6 +282,15 @@ class Kernel:
         except Exception as error:
             self._raise_fault(entry, error)
             raise
+
+    def _outside_capture(self, call: Call) -> Call:
+        """A call for which nothing has to be loaded while a CUDA graph is captured on this thread's stream."""
+        if not self._resolver.knows(call) and capturing():
+            raise UserError(
+                f"{self.spec.name} {call.problem} is called for the first time while a CUDA graph is being captured, "
+                "and nothing may be loaded then: call it once before, or bind() it"
+            )
+        return call
 
     def _entry(self, kind: Kind) -> Entry:
         served = self._resolver.pick(kind.call)
@@ -303,7 +308,7 @@ class Kernel:
                     self._counters.gone(dropped)
                 self._tables.clear()
                 self._functions.clear()
-                self.functions = [None] * len(self.functions)
+                self.functions[:] = [None] * len(self.functions)  # in place: caller.c may be reading it
             table = self._open(given, entry.kind.order, CAPACITY)
         key = table.key(values)
         if key is None:
@@ -373,10 +378,11 @@ class Kernel:
 
     def _explain(self, place: Place, values: tuple[Any, ...], error: Exception) -> None:
         """After a call that raised: say what it was, if the GPU faulted or the arguments are to blame."""
-        table = self._tables.get(place)
-        entry = table.entry(values) if table is not None and classify(error) else None
-        if entry is not None:
-            self._raise_fault(entry, error)
+        if classify(error):
+            table = self._tables.get(place)
+            entry = table.entry(values) if table is not None else None
+            if entry is not None:
+                self._raise_fault(entry, error)
         given, order = self._form.meaning(place)
         check(self.spec, order.slots(values), given)
 
