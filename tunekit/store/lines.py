@@ -128,15 +128,7 @@ def parse_line(source: bytes) -> Line:
     Raises:
         rows.RowError: malformed, of an unknown kind or a newer format, or with a field that can't be judged.
     """
-    kind, plain = _opened(source)
-    uid = rows.text(plain.get("uid") or hashlib.sha256(source.strip()).hexdigest()[:32], "uid")
-    recorded_at = rows.text(plain.get("recorded_at", ""), "recorded_at")
-    body = {name: value for name, value in plain.items() if name not in _HEAD}
-    try:
-        sweep = body.get("sweep")
-        return Line(READERS[kind](body), uid, recorded_at, rows.optional_text(sweep, "sweep"))
-    except KeyError as error:
-        raise rows.RowError(f"lacks {error}") from None
+    return _read(source, *_opened(source))
 
 
 def parse_winner(source: bytes) -> Winner | None:
@@ -145,9 +137,20 @@ def parse_winner(source: bytes) -> Winner | None:
     Raises:
         rows.RowError: as `parse_line`.
     """
-    kind, _ = _opened(source)
-    value = parse_line(source).value if kind == "winner" else None
+    kind, plain = _opened(source)
+    value = _read(source, kind, plain).value if kind == "winner" else None
     return value if isinstance(value, Winner) else None
+
+
+def _read(source: bytes, kind: str, plain: Mapping[str, Any]) -> Line:
+    uid = rows.text(plain.get("uid") or hashlib.sha256(source.strip()).hexdigest()[:32], "uid")
+    recorded_at = rows.text(plain.get("recorded_at", ""), "recorded_at")
+    body = {name: value for name, value in plain.items() if name not in _HEAD}
+    try:
+        sweep = body.get("sweep")
+        return Line(READERS[kind](body), uid, recorded_at, rows.optional_text(sweep, "sweep"))
+    except KeyError as error:
+        raise rows.RowError(f"lacks {error}") from None
 
 
 def _opened(source: bytes) -> tuple[str, dict[str, Any]]:
