@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tunekit
-from tunekit.dispatch import library
+from tunekit.dispatch import library, resolver
 from tunekit.dispatch.devices import DeviceFacts
 from tunekit.environment import environment
 from tunekit.errors import NoKernelError, UserError
@@ -108,6 +108,20 @@ def test_nothing_compiled_says_how_to_get_it(tuned):
     with pytest.raises(NoKernelError, match=r"none that may be picked is compiled.*tunekit sweep .*host_scale"):
         kernel(torch.randn(4, 64))
     assert kernel.stats()["would_compile"] == 1
+
+
+def test_a_call_that_nothing_serves_is_told_without_reading_all_again(tuned, monkeypatch):
+    """A server catches the error and serves otherwise, at every call; what another process records is seen."""
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    reads = []
+    read = resolver.read_table
+    monkeypatch.setattr(resolver, "read_table", lambda *given: reads.append(given) or read(*given))
+    for _ in range(3):
+        with pytest.raises(NoKernelError, match="no kernel serves"):
+            kernel(torch.randn(8, 64))
+    assert len(reads) == 1
+    tuned.tune({"rows": 8}, unroll=4, delay_us=0)
+    assert kernel(torch.randn(8, 64)).shape == (8, 64) and len(reads) == 2
 
 
 def test_the_default_serves_where_nothing_was_measured(tuned, caplog):

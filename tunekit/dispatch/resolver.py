@@ -25,6 +25,7 @@ from tunekit.dispatch.ranks import Ranks
 from tunekit.errors import NoKernelError, TunekitError
 from tunekit.model import Artifact, Choice, Level, Values, Variant
 from tunekit.spec import KernelSpec
+from tunekit.store.readonly import FilesMark, files_mark
 
 if TYPE_CHECKING:
     from tunekit.store.bundle import Bundle
@@ -96,6 +97,11 @@ class Resolver:
         self._compiler = compiler
         self._ranks = ranks
         self._tables: dict[int, tuple[DeviceFacts, Table]] = {}
+        self._read: FilesMark = ()
+        """What the database was when the first of the tables was read."""
+        self._missed = False
+        """Nothing served a call: the next one looks whether somebody tuned meanwhile. It may be one of many, by a
+        server that catches the error, so what can't have changed is not read again."""
         self._served: Kept[Asked, Served] = Kept(MOST_SERVED)
         self._under_way: dict[tuple[Asked, int], Resolution] = {}
         self._refreshes = 0
@@ -184,8 +190,7 @@ class Resolver:
                 raise NoKernelError(no_kernel(self._library, self._reference, facts.arch, call.problem, done.missed))
         except NoKernelError:
             self.count("error")
-            with self._reading:  # the next call looks again: somebody may have tuned or compiled meanwhile
-                self._tables.pop(call.device, None)
+            self._missed = True
             self._library.look_again()
             raise
         return self._chosen(done, done.candidate, done.thing, call.problem, facts.arch)
@@ -340,12 +345,20 @@ class Resolver:
 
     def _table(self, device: int) -> tuple[DeviceFacts, Table]:
         with self._reading:
+            if self._missed and self._read != self._mark():
+                self._tables.clear()
+            self._missed = False
             found = self._tables.get(device)
             if found is None:
+                if not self._tables:
+                    self._read = self._mark()
                 facts = self.devices.facts(device)
                 table = read_table(self.spec, facts.arch, facts.environment, self._source)
                 found = self._tables[device] = facts, table
             return found
+
+    def _mark(self) -> FilesMark:
+        return files_mark(self._source) if isinstance(self._source, Path) else ()
 
     def _warn_once(self, what: str, message: str) -> bool:
         """Whether it was said now."""

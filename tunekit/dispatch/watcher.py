@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tunekit.dispatch.graphs import beside_captures
 from tunekit.errors import TunekitError
+from tunekit.store.readonly import files_mark
 from tunekit.store.winners import winners_mark
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tunekit")
 
 EXIT_S = 2.0
-Mark = tuple[tuple[int, ...], ...]
 
 
 def watch(kernel: Kernel, database: Path, every_s: float) -> None:
@@ -34,10 +34,10 @@ def watch(kernel: Kernel, database: Path, every_s: float) -> None:
 
 
 def _watch(kernel: weakref.ref[Kernel], spec: str, database: Path, every_s: float, stop: threading.Event) -> None:
-    files, winners = _files(database), winners_mark(database, spec)
+    files, winners = files_mark(database), winners_mark(database, spec)
     told = False
     while not stop.wait(every_s):
-        now = _files(database)
+        now = files_mark(database)
         if now == files:
             continue
         found = winners_mark(database, spec)
@@ -63,19 +63,6 @@ def _refresh(kernel: weakref.ref[Kernel]) -> bool:
     except TunekitError as error:
         logger.warning("%s can't be refreshed: %s", alive.spec.name, error)
     return True
-
-
-def _files(database: Path) -> Mark:
-    """What changes with a database's files."""
-    found: list[tuple[int, ...]] = []
-    for path in (database, database.with_name(f"{database.name}-wal")):
-        try:
-            stat = path.stat()
-        except OSError:
-            found.append(())
-        else:
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(found)
 
 
 def _end(thread: threading.Thread, stop: threading.Event) -> None:

@@ -17,6 +17,7 @@ from tunekit.model import Environment
 from tunekit.store.rows import RowError, environment_of
 
 T = TypeVar("T")
+FilesMark = tuple[tuple[int, ...], ...]
 log = logging.getLogger("tunekit")
 
 SCHEMA = 7  # the schema that this tunekit reads: as many as there are migrations (a test compares)
@@ -74,6 +75,19 @@ def reading(path: Path, busy_s: float = 2.0) -> Iterator[sqlite3.Connection]:
             yield connection
     except (sqlite3.Error, OSError) as error:
         raise UnreadableError(f"can't be read ({error})") from error
+
+
+def files_mark(database: Path) -> FilesMark:
+    """What is another when a database's files are: two looks at the file system."""
+    found: list[tuple[int, ...]] = []
+    for path in (database, database.with_name(f"{database.name}-wal")):
+        try:
+            stat = path.stat()
+        except OSError:
+            found.append(())
+        else:
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
 
 
 def environments(connection: sqlite3.Connection, ids: Iterable[int]) -> Mapping[int, Environment | RowError]:
