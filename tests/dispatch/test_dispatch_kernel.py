@@ -116,10 +116,13 @@ def test_a_call_that_nothing_serves_is_told_without_reading_all_again(tuned, mon
     reads = []
     read = resolver.read_table
     monkeypatch.setattr(resolver, "read_table", lambda *given: reads.append(given) or read(*given))
+    explained = []
+    explain = resolver.explain_no_kernel
+    monkeypatch.setattr(resolver, "explain_no_kernel", lambda *given: explained.append(given) or explain(*given))
     for _ in range(3):
         with pytest.raises(NoKernelError, match="no kernel serves"):
             kernel(torch.randn(8, 64))
-    assert len(reads) == 1
+    assert len(reads) == len(explained) == 1
     tuned.tune({"rows": 8}, unroll=4, delay_us=0)
     assert kernel(torch.randn(8, 64)).shape == (8, 64) and len(reads) == 2
 

@@ -63,9 +63,9 @@ def look_up(
 
     done = walk(table, complete, acquire)
     if done.candidate is None:
-        raise NoKernelError(
-            no_kernel(library, spec if isinstance(spec, str) else spec.name, target, complete, done.missed)
-        )
+        reference = spec if isinstance(spec, str) else spec.name
+        why = explain_no_kernel(loaded, target, complete)
+        raise NoKernelError(no_kernel(library, reference, target, complete, why, done.missed))
     return done.choice(done.candidate, done.thing, "" if done.thing else "; neither it nor any fallback is compiled")
 
 
@@ -122,10 +122,9 @@ def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozens
     )
 
 
-def no_kernel(library: Library, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
-    """The message of a NoKernelError: shape, constraints, what was tried and the way out."""
-    spec = library.spec
+def no_kernel(library: Library, reference: str, arch: str, problem: Values, why: str, missed: tuple[str, ...]) -> str:
+    """The message of a NoKernelError: shape, `why` in the spec's words, what was tried and the way out."""
     return (
-        f"no kernel serves {spec.name} {problem} on {arch}: {explain_no_kernel(spec, arch, problem)}. "
+        f"no kernel serves {library.spec.name} {problem} on {arch}: {why}. "
         f"Tried {'; '.join(missed)}. {library.way_out(reference, arch, problem)}"
     )

@@ -16,7 +16,7 @@ from tunekit.dispatch.devices import DeviceFacts, Devices
 from tunekit.dispatch.faults import as_device_fault
 from tunekit.dispatch.forked import Guard, renew
 from tunekit.dispatch.kept import Kept
-from tunekit.dispatch.ladder import Candidate, Table, Walk, walk
+from tunekit.dispatch.ladder import Candidate, Table, Walk, explain_no_kernel, walk
 from tunekit.dispatch.library import Function, Library
 from tunekit.dispatch.lookup import no_kernel, read_table
 from tunekit.dispatch.on_request import OnRequestCompiler
@@ -39,6 +39,8 @@ Asked = tuple[int, Values]
 MOST_SERVED = 16_384
 """Problems whose choice is kept; one that is forgotten is resolved again."""
 MOST_WARNINGS = 4096
+MOST_UNSERVED = 256
+"""Problems that nothing serves of which the reason is kept."""
 SAY_S = 2.0
 """A thread that waits this long for another says what for."""
 
@@ -110,6 +112,7 @@ class Resolver:
         self._guard = Guard()
         self._reading = Guard()
         self._warned: Kept[str, bool] = Kept(MOST_WARNINGS)
+        self._unserved: Kept[tuple[str, Values], str] = Kept(MOST_UNSERVED)
         renew(self)
 
     def pick(self, call: Call) -> Served:
@@ -187,7 +190,9 @@ class Resolver:
             chosen = None if self._ranks is None else self._agreed(self._ranks, table, resolution)
             done = walk(table, call.problem, lambda candidate: self._acquire(candidate, resolution, facts.arch, chosen))
             if done.candidate is None or done.thing is None:
-                raise NoKernelError(no_kernel(self._library, self._reference, facts.arch, call.problem, done.missed))
+                why = self._why_none(facts.arch, call.problem)
+                message = no_kernel(self._library, self._reference, facts.arch, call.problem, why, done.missed)
+                raise NoKernelError(message)
         except NoKernelError:
             self.count("error")
             self._missed = True
@@ -356,6 +361,14 @@ class Resolver:
                 table = read_table(self.spec, facts.arch, facts.environment, self._source)
                 found = self._tables[device] = facts, table
             return found
+
+    def _why_none(self, arch: str, problem: Values) -> str:
+        """Why nothing serves a problem, worked out once: it takes 0.3 s for the largest space."""
+        why = self._unserved.get((arch, problem))
+        if why is None:
+            why = explain_no_kernel(self.spec, arch, problem)
+            self._unserved.put((arch, problem), why)
+        return why
 
     def _mark(self) -> FilesMark:
         return files_mark(self._source) if isinstance(self._source, Path) else ()
