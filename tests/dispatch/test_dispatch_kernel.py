@@ -217,7 +217,7 @@ def test_a_device_takes_its_own_architecture(tuned):
     assert (second.device_facts(1).arch, second.device_facts(1).sm_count) == ("host", 148)
     first = tunekit.load(tuned.reference, devices=TwoDevices(0), **tuned.places)
     assert first.device_facts(0).sm_count == 132
-    with pytest.raises(NoKernelError, match="loop needs host, which sm_90a has not"):
+    with pytest.raises(NoKernelError, match="on sm_90a: it has implementations for the CPU"):
         first(x)
 
 
@@ -319,3 +319,14 @@ def test_a_problem_that_is_none_is_refused_by_the_specs_name(tuned):
         kernel.bind({"row": 64})
     with pytest.raises(UserError, match=r"^host_scale: field 'rows': '64' is str, not int"):
         kernel.bind({"rows": "64"})
+    with pytest.raises(UserError, match="device is 'cpu'; it must be torch's index"):
+        kernel.bind({"rows": 64}, "cpu")
+
+
+def test_tensors_where_the_spec_has_no_kernel_are_refused_in_a_line(tuned):
+    q, kv = torch.ones(2, 1, 8, 64, dtype=torch.bfloat16), torch.ones(2, 32, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(
+        NoKernelError, match=r"on the CPU: it has implementations for sm_90a, .*; use tensors"
+    ) as caught:
+        tunekit.load("fmha", **tuned.places)(q, kv, kv)
+    assert "tunekit sweep" not in str(caught.value) and len(str(caught.value)) < 250

@@ -182,9 +182,11 @@ class Kernel:
 
         Raises:
             NoKernelError: nothing can serve the problem.
-            UserError: the problem lacks an axis, or has a value that is not allowed.
+            UserError: the problem lacks an axis, or has a value that is not allowed; no such device.
         """
         complete = self.spec.problem(problem)
+        if device is not None and not isinstance(device, int):
+            raise UserError(f"device is {device!r}; it must be torch's index of a GPU, or -1 for the CPU")
         index = self._resolver.devices.current() if device is None else device
         choice, function = self._resolver.pick(Call(complete, index, ()))
         elements = workspace(self.spec, choice.variant, complete)
