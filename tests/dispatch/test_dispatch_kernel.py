@@ -325,8 +325,6 @@ def test_a_problem_that_is_none_is_refused_by_the_specs_name(tuned):
 
 def test_tensors_where_the_spec_has_no_kernel_are_refused_in_a_line(tuned):
     q, kv = torch.ones(2, 1, 8, 64, dtype=torch.bfloat16), torch.ones(2, 32, 1, 64, dtype=torch.bfloat16)
-    with pytest.raises(
-        NoKernelError, match=r"on the CPU: it has implementations for sm_90a, .*; use tensors"
-    ) as caught:
+    with pytest.raises(NoKernelError, match=r"on the CPU: it has implementations for sm_90a.*; use") as caught:
         tunekit.load("fmha", **tuned.places)(q, kv, kv)
     assert "tunekit sweep" not in str(caught.value) and len(str(caught.value)) < 250
