@@ -5,7 +5,7 @@
  *
  * INCLUDE and DLPACK: `tvm-ffi-config --includedir` and `--dlpack-includedir`; LIB: `tvm-ffi-config --libdir`.
  * FILE and SYMBOL: an entry's "file" and "symbol" in bundle.json. This one takes what its "arguments" say there:
- * x and y of [rows, cols] float32 on the CPU, and a number.
+ * x and y of [rows, cols] float32 on the CPU, and a number. COLS is a static axis: give the entry's own.
  */
 #include <dlfcn.h>
 #include <inttypes.h>

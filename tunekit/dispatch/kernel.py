@@ -52,9 +52,9 @@ NOWHERE = (lambda *arguments: MISS, lambda answer, arguments: None)
 def load(
     name: str | Path,
     *,
-    database: Path | None = None,
-    artifacts: Path | None = None,
-    bundle: Path | None = None,
+    database: str | Path | None = None,
+    artifacts: str | Path | None = None,
+    bundle: str | Path | None = None,
     fallback: str = "default",
     strict: bool = False,
     compile: Compile = "never",
@@ -84,7 +84,7 @@ def load(
             spec, or named beside a database, artifacts, compiling or watching.
     """
     chosen = policy(fallback, strict, compile, all_or_nothing, watch_s)
-    reference = absolute_reference(str(name))
+    reference = absolute_reference(name)
     spec = load_spec(reference)
     devices = devices or TorchDevices()
     if bundle is not None:
@@ -98,7 +98,7 @@ def load(
         return make_kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
     if artifacts is not None:
-        settings = replace(settings, artifacts=artifacts)
+        settings = replace(settings, artifacts=Path(artifacts))
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
     wait_s = WAIT_S if compiler is None else 2 * compiler.wait_s
@@ -182,9 +182,11 @@ class Kernel:
 
         Raises:
             NoKernelError: nothing can serve the problem.
-            UserError: the problem lacks an axis, or has a value that is not allowed.
+            UserError: the problem lacks an axis, or has a value that is not allowed; no such device.
         """
         complete = self.spec.problem(problem)
+        if device is not None and not isinstance(device, int):
+            raise UserError(f"device is {device!r}; it must be torch's index of a GPU, or -1 for the CPU")
         index = self._resolver.devices.current() if device is None else device
         choice, function = self._resolver.pick(Call(complete, index, ()))
         elements = workspace(self.spec, choice.variant, complete)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tunekit.arch import parse_arch
+from tunekit.arch import ARCHES, parse_arch
 from tunekit.dispatch.ladder import Candidate, Known, Table, explain_no_kernel, sort_out, walk
 from tunekit.dispatch.library import Library
 from tunekit.environment import environment
@@ -125,6 +125,13 @@ def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozens
 def no_kernel(library: Library, reference: str, arch: str, problem: Values, missed: tuple[str, ...]) -> str:
     """The message of a NoKernelError: shape, constraints, what was tried and the way out."""
     spec = library.spec
+    runs_on = [name for name, at in ARCHES.items() if not all(each.unsupported(at) for each in spec.implementations)]
+    if runs_on and arch not in runs_on:
+        there, known = ("the CPU" if name == "host" else name for name in (arch, ", ".join(runs_on)))
+        return (
+            f"no kernel serves {spec.name} {problem} on {there}: it has implementations for {known}; "
+            "use tensors that lie there"
+        )
     return (
         f"no kernel serves {spec.name} {problem} on {arch}: {explain_no_kernel(spec, arch, problem)}. "
         f"Tried {'; '.join(missed)}. {library.way_out(reference, arch, problem)}"
