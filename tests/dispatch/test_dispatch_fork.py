@@ -79,7 +79,7 @@ def test_children_forked_from_busy_threads_dispatch(tuned):
     assert out.strip() == str([0] * 20), err
 
 
-@pytest.mark.parametrize("after_s", [0.0, 3.0])
+@pytest.mark.parametrize("after_s", [pytest.param(0.0, marks=pytest.mark.slow), 3.0])
 def test_a_process_that_ends_while_it_compiles_leaves_nothing_behind(tuned, after_s):
     """At once, while the compile server starts, and later, while a native compile hangs."""
     tuned.reference = f"{tuned.specs / 'host_limited.py'}:unlimited"
