@@ -13,6 +13,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import logging
+import os
 import platform
 import sysconfig
 import threading
@@ -65,8 +66,9 @@ class NativePart:
             raise TunekitError(f"no Python.h in {self.headers}: install Python's headers (python3-dev)")
         so = directory / f"{self.name}.so"
         failed = compile_c(self.source, so, *([f"-I{self.headers}"] if self.headers else []))
-        if failed:
-            raise TunekitError(failed)
+        damage = failed or damaged(so)
+        if damage:
+            raise TunekitError(f"{self.source.name} does not compile: {damage}")
         return so
 
 
@@ -134,6 +136,15 @@ def publish(store: ArtifactStore, part: NativePart) -> None:
     if store.get(part.key) is None:
         with store.scratch() as scratch:
             store.put(part.key, part.name, {"so": part.compile(scratch)})
+
+
+def _renew_lock() -> None:
+    """In a forked child: a lock that another thread held at the fork would never be given back there."""
+    global _loading
+    _loading = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _once(name: str, load: Callable[[], T]) -> T:

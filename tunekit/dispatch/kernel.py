@@ -7,7 +7,9 @@ artifacts, compiles) happens once per key.
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -124,16 +126,17 @@ class Kernel:
         self._past: Counter[Level] = Counter()
         """Calls counted by tables that are gone."""
         self._lock = threading.RLock()
+        _kernels.add(self)
 
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
-    def _call(self, *args: Any, **keywords: Any) -> Any:
+    def _call(self, /, *args: Any, **keywords: Any) -> Any:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
-        function, finish = self._functions.get(place, NOWHERE)
         try:
+            function, finish = self._functions.get(place, NOWHERE)
             answer = function(*args)
             if type(answer) is not int:
                 return answer
@@ -170,7 +173,7 @@ class Kernel:
         scratch = torch.empty(elements, dtype=torch.float32, device="cpu" if index < 0 else f"cuda:{index}")
         return lambda *arguments: function(*arguments, scratch)
 
-    def choice(self, *args: Any, **keywords: Any) -> Choice:
+    def choice(self, /, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
         slots, given = self._form.arrange(args, keywords)
         return self._resolver.pick(check(self.spec, slots, given))[0]
@@ -294,8 +297,8 @@ class Kernel:
 
     def _explain(self, place: Place, values: tuple[Any, ...], error: Exception) -> None:
         """After a call that raised: say what it was, if the GPU faulted or the arguments are to blame."""
-        table = self._tables.get(place)
-        entry = table.entry(values) if table is not None and classify(error) else None
+        table = self._tables.get(place) if classify(error) else None
+        entry = table.entry(values) if table is not None else None
         if entry is not None:
             self._raise_fault(entry, error)
         given, order = self._form.meaning(place)
@@ -306,6 +309,18 @@ class Kernel:
         fault = as_device_fault(error, self.spec.name, entry.choice.variant, entry.kind.call.device)
         if fault is not None:
             raise fault from error
+
+
+_kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: a lock that another thread held at the fork would never be given back there."""
+    for kernel in _kernels:
+        kernel._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def capturing() -> bool:
