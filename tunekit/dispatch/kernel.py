@@ -80,12 +80,15 @@ def load(
             raise UserError("a bundle serves alone: leave out database, artifacts and compile='allow'")
         from tunekit.dispatch.bundled import open_library  # here: most servers have none
 
-        bundled = open_library(spec, Path(bundle))
+        bundled = open_library(spec, Path(bundle).absolute())
         resolver = Resolver(spec, reference, bundled.bundle, bundled, None, strict, devices)
         return make_kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
-    if artifacts is not None:
-        settings = replace(settings, artifacts=artifacts)
+    settings = replace(
+        settings,  # read whenever something is missing, wherever the process is by then
+        database=settings.database.absolute(),
+        artifacts=Path(artifacts or settings.artifacts).absolute(),
+    )
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
     resolver = Resolver(spec, reference, settings.database, library, compiler, strict, devices)
