@@ -186,6 +186,7 @@ def test_a_relative_place_stays_the_same_after_chdir(tuned, make, tmp_path, monk
     kernels = [
         tunekit.load(tuned.reference, bundle=Path(os.path.relpath(directory))),
         tunekit.load(tuned.reference, database=Path(tuned.database.name), artifacts=Path(tuned.artifacts.name)),
+        tunekit.load(tuned.reference, database=tuned.database.name, artifacts=tuned.artifacts.name),
     ]
     monkeypatch.setenv("TUNEKIT_CACHE", ".")
     kernels.append(tunekit.load(tuned.reference))

@@ -427,3 +427,86 @@ def forked(work):
     thread.start()
     thread.join()
     return os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])
+
+
+GARBAGE = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = -o ] && {command} "$2"; shift; done
+exit 0
+"""
+
+
+@pytest.mark.parametrize("command", ["echo junk >", "cp /usr/bin/true", "true"], ids=["junk", "program", "nothing"])
+def test_a_compiler_that_succeeds_in_making_nothing(tuned, monkeypatch, tmp_path, caplog, command):
+    """Calls are dispatched in Python, and what is no shared object is not kept for the next process."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    (tmp_path / "cc").write_text(GARBAGE.replace("{command}", command))
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(native, "_loaded", {})
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    assert kernel(torch.ones(8, 64))[0, 0] == 0.5
+    assert "calls are dispatched in Python" in caplog.text
+    if "cp" not in command:
+        assert not [key for key in ArtifactStore(tuned.artifacts).keys() if "-" in key]  # noqa: SIM118 (a method)
+
+
+def test_a_native_half_that_lacks_a_function_is_not_used(tuned, monkeypatch, caplog):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    store = ArtifactStore(tuned.artifacts)
+    (other,) = store.keys()
+    for part in native.native_parts():
+        store.put(part.key, part.name, {"so": store.path(store.get(other))})
+    monkeypatch.setattr(native, "_loaded", {})
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    assert kernel(torch.ones(8, 64))[0, 0] == 0.5
+    assert "calls are dispatched in Python" in caplog.text
+
+
+@pytest.mark.parametrize("more", [0, 1, 7])
+def test_a_kernel_of_more_arguments_than_the_hot_path_takes(tmp_path, more):
+    """64 are the most; the last, and scratch memory, come on top of what is given."""
+    (tmp_path / "many.py").write_text(MANY.replace("{inputs}", str(62 + more)))
+    kernel = tunekit.load(
+        tmp_path / "many.py", compile="allow", database=tmp_path / "t.db", artifacts=tmp_path / "artifacts"
+    )
+    inputs = [torch.full((4,), float(i)) for i in range(62 + more)]
+    for _ in range(3):
+        torch.testing.assert_close(kernel(*inputs), torch.stack(inputs).sum(0) * 2.0)
+
+
+MANY = """
+from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable
+
+SOURCE = '''
+#include "tunekit_host.h"
+TUNEKIT_KERNEL(args, count) {
+    if (count != {inputs} + 3) return fail("wrong number of arguments");
+    float *y = data_arg(args, {inputs}), *scratch = data_arg(args, {inputs} + 2);
+    const int64_t size = tensor_arg(args, 0)->shape[0];
+    for (int64_t i = 0; i < size; ++i) {
+        scratch[0] = 0.0f;
+        for (int input = 0; input < {inputs}; ++input) scratch[0] += ((float *)data_arg(args, input))[i];
+        y[i] = scratch[0] * (float)scalar_arg(args, {inputs} + 1);
+    }
+    return 0;
+}
+'''
+SPEC = KernelSpec(
+    name="many",
+    version=1,
+    axes=(Axis("size"),),
+    signature=(
+        *(TensorArg(f"x{i}", ("size",), "float32") for i in range({inputs})),
+        TensorArg("y", ("size",), "float32", role="output"),
+        ScalarArg("scale", default=lambda p: 2.0),
+    ),
+    implementations=(
+        Implementation(
+            name="sum", requires={"host"}, backend="host", tunables=(Tunable("way", (1,)),),
+            workspace=lambda v, arch: 16, build=lambda b: SOURCE, defaults=({"way": 1},),
+        ),
+    ),
+    reference=lambda problem, inputs: {"y": sum(inputs[f"x{i}"].double() for i in range({inputs})) * 2.0},
+    examples=({"size": 4},),
+)
+"""

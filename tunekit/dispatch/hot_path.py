@@ -106,7 +106,7 @@ def hot_path(store: ArtifactStore) -> HotPath | None:
         try:
             with _found(native_parts()[0], store) as so:
                 return HotPath(load_module(so))
-        except TunekitError as error:
+        except (TunekitError, AttributeError) as error:  # AttributeError: it lacks a function
             logger.warning("calls are dispatched in Python, at some microseconds each: %s", error)
             return None
 

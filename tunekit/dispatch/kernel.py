@@ -86,7 +86,7 @@ def load(
     settings = load_settings(database=database)
     settings = replace(
         settings,  # read whenever something is missing, wherever the process is by then
-        database=settings.database.absolute(),
+        database=Path(settings.database).absolute(),
         artifacts=Path(artifacts or settings.artifacts).absolute(),
     )
     library = Library(spec, ArtifactStore(settings.artifacts))
