@@ -26,7 +26,8 @@ of findings, of the others an object. Its fields are those of the dataclasses in
 `tunekit/progress.py` and `tunekit/simulate/report.py`. After a caller's mistake stdout stays empty.
 
 Repeated `--problem` words make one problem; `--workload` takes several, an object of axis values each:
-`{"head_dim": 128, "heads": 32, "kv_heads": 8, "t": 1, "s_k": 4096, "count": 100}`.
+`{"head_dim": 128, "heads": 32, "kv_heads": 8, "t": 1, "s_k": 4096, "count": 100}`. One that names another `"spec"` is
+passed over.
 
 A flag wins over its environment variable: `TUNEKIT_CACHE` (the directory of database and artifacts), `TUNEKIT_DB`,
 `TUNEKIT_JOBS`, `TUNEKIT_COMPILE_TIMEOUT`, `TUNEKIT_TRACE_TIMEOUT`, `TUNEKIT_RUN_TIMEOUT` (seconds),

@@ -103,6 +103,10 @@ def compile_limits(spec: KernelSpec, settings: Settings) -> Limits:
     )
 
 
+class _Stopped(Exception):
+    """Whoever asked for the compiles wants them no more."""
+
+
 class _Work:
     """The compiles under way. A unit is locked when the pool draws it, and until its result is kept:
     a sweep of any size holds a few locks and scratch directories, and sweeps side by side share the work."""
@@ -162,7 +166,9 @@ class Compiler:
     """Compiles units, and keeps what came of them.
 
     `force` compiles what is cached; `retry_failed` compiles what is known to hang
-    or crash. `store` may be None where nothing is to be recorded.
+    or crash. `store` may be None where nothing is to be recorded. `wait_s` is how long to
+    wait for a unit that another process compiles (negative: no limit), `on_wait` is told of it;
+    `stopped` is asked about once a second, and ends it all when it says so.
     """
 
     pool: Pool
@@ -172,12 +178,16 @@ class Compiler:
     force: bool = False
     retry_failed: bool = False
     sweep: int | None = None
+    wait_s: float = -1.0
+    on_wait: Callable[[Unit], None] | None = None
+    stopped: Callable[[], bool] | None = None
 
     def compile(
         self, wanted: Sequence[Unit], on_event: Callable[[Event], None] | None = None
     ) -> Iterator[tuple[Unit, Outcome]]:
         """Each unit with its outcome, as they end: cached ones first, then compiled ones,
-        then those that other processes were compiling. Compiles pause while a final is held on this machine."""
+        then those that other processes were compiling: without those that took them longer than `wait_s`.
+        Compiles pause while a final is held on this machine. Stopped, it yields no more."""
         to_do: list[Unit] = []
         for unit in {unit.key: unit for unit in wanted}.values():
             known = self._known(unit)
@@ -194,23 +204,35 @@ class Compiler:
         ):
 
             def between() -> None:
+                if self.stopped is not None and self.stopped():
+                    raise _Stopped
                 compiles.give_way(self.pool.pause, self.pool.resume)
 
-            for result in self.pool.run(work.tasks(to_do), on_event, between):
-                unit = work.units[result.id]
-                outcome = self._keep(unit, result)
-                work.finished(unit)
-                yield unit, outcome
-                yield from work.take_found()
+            with contextlib.suppress(_Stopped):
+                yield from self._compile(work, to_do, on_event, between)
+
+    def _compile(
+        self, work: _Work, to_do: list[Unit], on_event: Callable[[Event], None] | None, between: Callable[[], None]
+    ) -> Iterator[tuple[Unit, Outcome]]:
+        for result in self.pool.run(work.tasks(to_do), on_event, between):
+            unit = work.units[result.id]
+            outcome = self._keep(unit, result)
+            work.finished(unit)
+            yield unit, outcome
             yield from work.take_found()
-            for unit in work.theirs:
-                with self.artifacts.lock(unit.key):
-                    known = self._known(unit)
-                    if known is None:
-                        (result,) = self.pool.run([work.task(unit)], on_event, between)
-                        known = self._keep(unit, result)
-                        work.finished(unit)
-                yield unit, known
+        yield from work.take_found()
+        for unit in work.theirs:
+            if self.on_wait is not None:
+                self.on_wait(unit)
+            with self.artifacts.lock(unit.key, self.wait_s) as held:
+                known = self._known(unit)
+                if known is None and not held and self.wait_s >= 0:
+                    continue
+                if known is None:
+                    (result,) = self.pool.run([work.task(unit)], on_event, between)
+                    known = self._keep(unit, result)
+                    work.finished(unit)
+            yield unit, known
 
     def _known(self, unit: Unit) -> Outcome | None:
         """What is known of a unit without compiling it: an artifact, or that it hangs or crashes."""

@@ -118,3 +118,13 @@ def test_dispatch_from_a_cache_that_cannot_be_written(tuned):
     assert "Traceback" not in done["stderr"]
     assert fresh(BEST, tuned.reference, tuned=tuned, bound=True, **environ)["level"] == "bucket"
     assert {path: path.stat().st_mtime_ns for path in tuned.root.rglob("*")} == before
+
+
+def test_nothing_is_loaded_from_a_cache_that_anybody_may_write(tuned):
+    """Case 32 in dispatch: what lies there would run; it is refused with one line, and nothing else serves."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    tuned.artifacts.chmod(0o777)
+    code = SERVE.replace("y = kernel(x)", "y = x\ntry:\n    kernel(x)\nexcept tunekit.errors.NoKernelError: pass")
+    done = fresh(code, tuned.reference, 64, tuned=tuned)
+    assert (done["stats"]["loaded"], done["stats"]["error"]) == (0, 1)
+    assert done["stderr"].count("is writable by everybody") == 1

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Run compiled kernels on the CPU, and check them as a sanitizer would.",
     ),
     "best": ("tunekit.cli.best", "best", "Say which variant serves a problem, and why."),
+    "capture": ("tunekit.cli.capture", "capture", "Run a command, and record the problems that it asks for."),
     "bundle": (
         "tunekit.cli.bundle",
         "bundle",

@@ -39,11 +39,14 @@ class BundledLibrary(Library):
         entry = self._entries.get((candidate.variant.id, self.spec.static(problem)))
         if entry is None:
             return None, f"it is not in the bundle {self.bundle.root}"
-        if self.has_failed(entry.key):
-            return None, self._ruled_out[entry.key]
-        if entry.key not in self._found:
-            self._found[entry.key] = artifact_of(self.bundle, entry)
-        return self._found[entry.key], ""
+        failed = self._ruled_out.get(entry.key)
+        if failed:
+            return None, failed
+        artifact = self._found.get(entry.key)
+        if artifact is None:
+            artifact = artifact_of(self.bundle, entry)
+            self._found.put(entry.key, artifact)
+        return artifact, ""
 
     def present_key(self, candidate: Candidate, problem: Values) -> str:
         """The key of a candidate's kernel in the bundle; of one that it lacks, what would be compiled here."""

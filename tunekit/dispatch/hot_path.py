@@ -13,16 +13,15 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import logging
-import os
 import platform
 import sysconfig
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tunekit.backends.load import damaged, load_module
+from tunekit.dispatch.forked import Guard
 from tunekit.errors import DatabaseError, TunekitError
 from tunekit.identity import distribution_version
 from tunekit.store.artifacts import ArtifactStore
@@ -31,7 +30,7 @@ logger = logging.getLogger("tunekit")
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
-_loading = threading.Lock()
+_loading = Guard()
 _loaded: dict[str, Any] = {}
 """What this process has of each part, by name; None where it can't be had."""
 
@@ -136,15 +135,6 @@ def publish(store: ArtifactStore, part: NativePart) -> None:
     if store.get(part.key) is None:
         with store.scratch() as scratch:
             store.put(part.key, part.name, {"so": part.compile(scratch)})
-
-
-def _renew_lock() -> None:
-    """In a forked child: a lock that another thread held at the fork would never be given back there."""
-    global _loading
-    _loading = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _once(name: str, load: Callable[[], T]) -> T:

@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from tunekit.dispatch import recorder
 from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
+from tunekit.dispatch.counters import Counters
 from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
 from tunekit.dispatch.faults import as_device_fault, classify
+from tunekit.dispatch.forked import Guard
+from tunekit.dispatch.graphs import beside_captures, capturing
 from tunekit.dispatch.hot_path import HotPath, caller, hot_path
 from tunekit.dispatch.library import Library
 from tunekit.dispatch.on_request import OnRequestCompiler
-from tunekit.dispatch.resolver import Resolver
+from tunekit.dispatch.policy import Compile, policy
+from tunekit.dispatch.ranks import WAIT_S, join, own_name
+from tunekit.dispatch.resolver import Asked, Resolver
+from tunekit.dispatch.stats import live
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
+from tunekit.dispatch.watcher import watch
 from tunekit.errors import NoKernelError, UserError
-from tunekit.model import Choice, Level, Value
+from tunekit.model import Choice, Level, Value, Values, Variant
 from tunekit.settings import load_settings
 from tunekit.space import workspace
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
 from tunekit.store.artifacts import ArtifactStore
 
-MAX_KEYS = 65_536
-"""Keys kept of one way of writing calls; past it all are dropped and found again, so that memory stays bounded."""
+MAX_KEYS = 16_384
+"""Keys kept of one way of writing calls, at some 5 KB each; past it all are dropped and found again."""
 MAX_PLACES = 1024
 """Ways of writing calls, each with the axes that it gives, that are kept; past it likewise."""
 
@@ -48,40 +55,46 @@ def load(
     database: Path | None = None,
     artifacts: Path | None = None,
     bundle: Path | None = None,
-    compile: Literal["never", "allow"] = "never",
+    fallback: str = "default",
     strict: bool = False,
+    compile: Compile = "never",
+    all_or_nothing: bool = False,
+    watch_s: float | None = None,
     devices: Devices | None = None,
     native: bool = True,
 ) -> Kernel:
     """A callable for the spec `name`, or a path as ``load_spec`` takes it.
 
     `database` and `artifacts` default to the settings' (TUNEKIT_DB, TUNEKIT_CACHE),
-    read now. With `compile` ``"allow"`` a missing artifact is compiled on the request,
-    in a process of its own; else the next level that has one serves. `strict` raises
-    instead of serving anything but the first choice. `native` False dispatches in Python
-    also where the native hot path is to be had.
+    read now. `fallback` is the last level of the ladder that may serve; `strict` raises
+    instead of serving anything but the first choice. A missing artifact is left to the next
+    level that has one; with `compile` ``"allow"`` it is compiled while the call waits, with
+    ``"background"`` while the next level serves: in a process of its own, with its limits.
+    With `all_or_nothing` the ranks of a job take the same artifact for each problem, the first
+    that all of them have loaded; every rank must load, call and refresh alike. With `watch_s`
+    a thread looks that often (seconds) whether other winners are recorded, and calls ``refresh``.
+    `native` False dispatches in Python also where the native hot path is to be had.
 
     `bundle` is a directory that ``tunekit bundle`` made: winners and kernels come from it alone,
     and nothing is written there or compiled for it.
 
     Raises:
-        UserError: no such spec; both `strict` and compiling on request; a bundle that is
-            damaged or for another spec, or named beside a database, artifacts or compiling.
+        UserError: no such spec; an unknown policy, or one that contradicts itself; `all_or_nothing`
+            where nothing tells how many ranks there are; a bundle that is damaged or for another
+            spec, or named beside a database, artifacts, compiling or watching.
     """
-    if compile not in ("never", "allow"):
-        raise UserError(f"compile is {compile!r}; it must be 'never' or 'allow'")
-    if strict and compile == "allow":
-        raise UserError("strict mode never compiles: leave out strict=True or compile='allow'")
+    chosen = policy(fallback, strict, compile, all_or_nothing, watch_s)
     reference = absolute_reference(str(name))
     spec = load_spec(reference)
     devices = devices or TorchDevices()
     if bundle is not None:
-        if database is not None or artifacts is not None or compile == "allow":
-            raise UserError("a bundle serves alone: leave out database, artifacts and compile='allow'")
+        if database is not None or artifacts is not None or compile != "never" or watch_s is not None:
+            raise UserError("a bundle serves alone: leave out database, artifacts, compile and watch_s")
         from tunekit.dispatch.bundled import open_library  # here: most servers have none
 
         bundled = open_library(spec, Path(bundle).absolute())
-        resolver = Resolver(spec, reference, bundled.bundle, bundled, None, strict, devices)
+        ranks = join(spec.name, bundled.store) if all_or_nothing else None
+        resolver = Resolver(spec, reference, bundled.bundle, bundled, None, chosen, devices, ranks)
         return make_kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
     settings = replace(
@@ -90,15 +103,22 @@ def load(
         artifacts=Path(artifacts or settings.artifacts).absolute(),
     )
     library = Library(spec, ArtifactStore(settings.artifacts))
-    compiler = OnRequestCompiler(reference, spec, library.store, settings) if compile == "allow" else None
-    resolver = Resolver(spec, reference, settings.database, library, compiler, strict, devices)
-    return make_kernel(spec, resolver, library.store if native else None)
+    compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
+    wait_s = WAIT_S if compiler is None else 2 * compiler.wait_s
+    ranks = join(spec.name, library.store, wait_s) if all_or_nothing else None
+    resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices, ranks)
+    kernel = make_kernel(spec, resolver, library.store if native else None)
+    if watch_s is not None:
+        watch(kernel, settings.database, watch_s)
+    return kernel
 
 
 def make_kernel(spec: KernelSpec, resolver: Resolver, native_from: ArtifactStore | None) -> Kernel:
     """A kernel, of the native class where that can be had."""
     native = None if native_from is None else caller(native_from)
-    return (Kernel if native is None else native_kernel(native))(spec, resolver, native_from)
+    kernel = (Kernel if native is None else native_kernel(native))(spec, resolver, native_from)
+    recorder.note(kernel, os.environ.get(recorder.DIRECTORY))
+    return kernel
 
 
 @functools.cache
@@ -126,10 +146,12 @@ class Kernel:
         """What a call needs of a table; of one table, also while another takes its place."""
         self.functions: list[tuple[Callable[..., Any], Callable[..., Any]] | None] = [None] * (len(spec.signature) + 1)
         """The same for calls by position, at their number of arguments: what caller.c looks at."""
-        self._past: Counter[Level] = Counter()
-        """Calls counted by tables that are gone."""
-        self._lock = threading.RLock()
-        _kernels.add(self)
+        self._counters = Counters()
+        self._late: set[Variant] = set()
+        """What was compiled in the background and could not be put in place there."""
+        self._lock = Guard()
+        resolver.on_arrival = weakref.WeakMethod(self._arrived)
+        live(self)
 
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
@@ -192,10 +214,13 @@ class Kernel:
         """
         if capturing():
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
+        self.reread()
+
+    def reread(self) -> None:
+        """`refresh`, by a thread that captures nothing itself (see graphs): asking CUDA could disturb who does."""
         self._resolver.forget()
-        with self._lock:
-            for place, table in list(self._tables.items()):
-                self._put(place, self._copy(table, CAPACITY, self._renewed))
+        renewed = self._renew(lambda choice: True)
+        self._resolver.drop(lambda asked, _: asked not in renewed)
 
     def device_facts(self, index: int) -> DeviceFacts:
         """The device of that index as dispatch sees it (-1: the CPU)."""
@@ -215,11 +240,32 @@ class Kernel:
     def calls(self) -> Counter[Level]:
         """How many calls found an entry, by the level that serves them."""
         with self._lock:
-            total = Counter(self._past)
-            for table in self._tables.values():
-                for _, entry, calls in table.called():
-                    total[entry.choice.level] += calls
-        return total
+            return self._counters.by_level(self._tables.values())
+
+    @property
+    def entries(self) -> int:
+        """How many keys of calls are kept."""
+        with self._lock:
+            return sum(1 for table in self._tables.values() for _ in table.called())
+
+    @property
+    def native(self) -> bool:
+        """Whether calls are dispatched natively, once there were some."""
+        with self._lock:
+            return any(isinstance(table, NativeTable) for table in self._tables.values())
+
+    def record(self, on: bool) -> None:
+        """Count calls by problem from now on, from nothing; or no more. See ``tunekit.capture``."""
+        with self._lock:
+            if on:
+                self._counters.record(self._tables.values())
+            else:
+                self._counters.stop()
+
+    def problems(self) -> tuple[Counter[Values], int]:
+        """The calls by problem while they are recorded; and how many more there were, of problems beyond count."""
+        with self._lock:
+            return self._counters.by_problem(self._tables.values()), self._counters.beyond
 
     def _learn(self, place: Place, values: tuple[Any, ...]) -> Any:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
@@ -231,6 +277,10 @@ class Kernel:
                 f"{self.spec.name} {call.problem} is called for the first time while a CUDA graph is being captured, "
                 "and nothing may be loaded then: call it once before, or bind() it"
             )
+        with self._lock:
+            self._counters.cold(call.problem)
+        if self._late and not capturing():
+            self._install()
         entry = self._entry(kind_of(call, order, slots))
         with self._lock:
             self._remember(place, given, values, entry)
@@ -253,7 +303,7 @@ class Kernel:
         if table is None:
             if len(self._tables) >= MAX_PLACES:
                 for dropped in list(self._tables.values()):
-                    self._count(dropped)
+                    self._counters.gone(dropped)
                 self._tables.clear()
                 self._functions.clear()
                 self.functions = [None] * len(self.functions)
@@ -278,21 +328,47 @@ class Kernel:
 
     def _copy(self, table: Table, capacity: int, again: Callable[[Entry], Entry | None] | None = None) -> Table:
         """A table with the same entries, or what `again` makes of each; the calls of the old one are counted."""
-        entries = [(key, again(entry) if again else entry) for key, entry, _ in table.called()]
+        renewed = [(key, again(entry) if again else entry) for key, entry, _ in table.called()]
+        entries = [(key, entry) for key, entry in renewed if entry is not None]
         while capacity <= len(entries):
             capacity *= 2
         copy = self._open(table.given, table.order, capacity)
         for key, entry in entries:
-            if entry is not None:
-                copy.add(key, entry)
-        self._count(table)
+            copy.add(key, entry)
+        self._counters.gone(table)
         return copy
 
-    def _count(self, table: Table) -> None:
-        for _, entry, calls in table.called():
-            self._past[entry.choice.level] += calls
+    def _arrived(self, variant: Variant) -> None:
+        """A variant was compiled in the background, by the thread that calls this."""
+        self._late.add(variant)
+        with beside_captures() as allowed:
+            if allowed:
+                self._install()
 
-    def _renewed(self, entry: Entry) -> Entry:
+    def _install(self) -> None:
+        late = set(self._late)
+        self._late -= late
+        renewed = self._renew(lambda choice: choice.better in late)
+        self._resolver.drop(lambda asked, choice: choice.better in late and asked not in renewed)
+
+    def _renew(self, outdated: Callable[[Choice], bool]) -> set[Asked]:
+        """Choose again for the entries of outdated choices, all loaded before any is put in place of the old ones.
+
+        Returns what they are for.
+        """
+        with self._lock:
+            entries = [entry for table in self._tables.values() for _, entry, _ in table.called()]
+        renewed = self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
+        with self._lock:
+            for place, table in list(self._tables.items()):
+                if any(asked_of(entry) in renewed for _, entry, _ in table.called()):
+                    self._put(place, self._copy(table, CAPACITY, lambda entry: self._renewed(entry, renewed)))
+        return renewed
+
+    def _renewed(self, entry: Entry, renewed: set[Asked]) -> Entry:
+        """What serves the calls of an entry now, if that was chosen again."""
+        if asked_of(entry) not in renewed:
+            return entry
         try:
             return self._entry(entry.kind)
         except NoKernelError:
@@ -314,20 +390,6 @@ class Kernel:
             raise fault from error
 
 
-_kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    """In a forked child: a lock that another thread held at the fork would never be given back there."""
-    for kernel in _kernels:
-        kernel._lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured on this thread's stream."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def asked_of(entry: Entry) -> Asked:
+    """The device and problem that an entry serves."""
+    return entry.kind.call.device, entry.kind.call.problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,8 @@ from tunekit.arch import parse_arch
 from tunekit.backends import symbol_of
 from tunekit.backends.library.entry import make
 from tunekit.backends.load import load_artifact
+from tunekit.dispatch.forked import Guard
+from tunekit.dispatch.kept import Kept
 from tunekit.dispatch.ladder import Candidate
 from tunekit.model import Artifact, Values, Variant, Winner
 from tunekit.spec import Build, Implementation, KernelSpec
@@ -21,9 +22,16 @@ from tunekit.store.imports import keep_imports, read_imports
 
 Function = Callable[..., Any]
 
+MOST_KEYS = 4096
+"""Of variants, artifacts and failures remembered; what is forgotten is looked up again."""
+
 _loaded: dict[str, Function] = {}
-"""Every function that this process has loaded, by compile key: a shared object is never loaded twice."""
-_loading = threading.Lock()
+"""Every function that this process has loaded, by compile key: a shared object is never loaded twice.
+
+None is ever unloaded: a CUDA graph that was captured holds no reference to the code that it replays, so nothing tells
+when that could go. There are as many as artifacts, which depend on the static axes only.
+"""
+_loading = Guard()
 
 
 class Library:
@@ -42,11 +50,11 @@ class Library:
         self.spec = spec
         self.store = store
         self._sources: dict[str, str] = {}
-        self._keys: dict[tuple[Variant, Values], str] = {}
-        self._found: dict[str, Artifact] = {}
-        self._functions: dict[str, tuple[Implementation, Build]] = {}
+        self._keys: Kept[tuple[Variant, Values], str] = Kept(MOST_KEYS)
+        self._found: Kept[str, Artifact] = Kept(MOST_KEYS)
+        self._functions: Kept[str, tuple[Implementation, Build]] = Kept(MOST_KEYS)
         """Of what package functions are made, by key."""
-        self._ruled_out: dict[str, str] = {}
+        self._ruled_out: Kept[str, str] = Kept(MOST_KEYS)
         """Keys not to look for again, and why: they failed, or (empty) the store did not have them."""
 
     def present_key(self, candidate: Candidate, problem: Values) -> str:
@@ -55,7 +63,7 @@ class Library:
         key = self._keys.get((variant, static))
         if key is None:
             key = space.compile_key(self.spec, variant, problem, sources=self._fingerprint(variant))
-            self._keys[variant, static] = key
+            self._keys.put((variant, static), key)
         return key
 
     def find(self, candidate: Candidate, problem: Values) -> tuple[Artifact | None, str]:
@@ -73,33 +81,34 @@ class Library:
             else:
                 why = "the kernel's sources changed since it was measured, and it is not compiled anew"
         for key in keys:
-            if key in self._ruled_out:
-                why = self._ruled_out[key] or why
+            ruled_out = self._ruled_out.get(key)
+            if ruled_out is not None:
+                why = ruled_out or why
                 continue
             artifact = self._found.get(key) or self.store.get(key)
             if artifact is not None:
-                self._found[key] = artifact
+                self._found.put(key, artifact)
                 return artifact, ""
-            self._ruled_out[key] = ""
+            self._ruled_out.put(key, "")
         return None, why
 
-    def load(self, artifact: Artifact) -> Function:
-        """The function of an artifact, loaded once per process.
+    def load(self, artifact: Artifact) -> tuple[Function, bool]:
+        """The function of an artifact, loaded once per process, and whether it was now.
 
         Raises:
             TunekitError: the shared object can't be loaded, or the package's function not be made.
         """
         function = _loaded.get(artifact.key)
-        if function is None:
-            with _loading:
-                function = _loaded.get(artifact.key)
-                if function is None:
-                    if artifact.key in self._functions:
-                        function = make(*self._functions[artifact.key])
-                    else:
-                        function = load_artifact(self.store.path(artifact), artifact.symbol)
-                    _loaded[artifact.key] = function
-        return function
+        if function is not None:
+            return function, False
+        with _loading:
+            function = _loaded.get(artifact.key)
+            if function is not None:
+                return function, False
+            package = self._functions.get(artifact.key)
+            function = make(*package) if package else load_artifact(self.store.path(artifact), artifact.symbol)
+            _loaded[artifact.key] = function
+            return function, True
 
     def _function(
         self, key: str, implementation: Implementation, variant: Variant, problem: Values
@@ -109,11 +118,8 @@ class Library:
         if lacks:
             return None, lacks
         build = Build(parse_arch(variant.arch), self.spec.static(problem), variant.tunables)
-        self._functions[key] = implementation, build
+        self._functions.put(key, (implementation, build))
         return Artifact(key, symbol_of(key), Values(), facts=Values(library=installed(implementation))), ""
-
-    def is_loaded(self, artifact: Artifact) -> bool:
-        return artifact.key in _loaded
 
     def has_failed(self, key: str) -> bool:
         """Whether this key was ruled out because it failed."""
@@ -121,17 +127,17 @@ class Library:
 
     def add(self, artifact: Artifact) -> None:
         """An artifact that came into the store just now."""
-        self._ruled_out.pop(artifact.key, None)
-        self._found[artifact.key] = artifact
+        self._ruled_out.pop(artifact.key)
+        self._found.put(artifact.key, artifact)
 
     def rule_out(self, key: str, why: str) -> None:
         """Never look for this key again: it failed, for the reason given."""
-        self._found.pop(key, None)
-        self._ruled_out[key] = why
+        self._found.pop(key)
+        self._ruled_out.put(key, why)
 
     def look_again(self) -> None:
         """Forget which keys the store did not have; what failed stays ruled out."""
-        self._ruled_out = {key: why for key, why in self._ruled_out.items() if why}
+        self._ruled_out.drop(lambda _, why: not why)
 
     def way_out(self, reference: str, arch: str, problem: Values) -> str:
         """What to do where nothing in here serves a problem, in a sentence without its full stop."""

@@ -9,13 +9,13 @@ computes forward only, and autocast passes it by.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunekit.dispatch.calls import CallForm, Slots
 from tunekit.dispatch.checks import FLOATING
+from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.kernel import Kernel, load
 from tunekit.dispatch.symbolic import outputs_of
 from tunekit.errors import UserError, words_of
@@ -33,7 +33,7 @@ LIST = "Tensor[]"
 
 _ops: dict[str, TorchOp] = {}
 """The operators of this process, by spec name."""
-_registering = threading.Lock()
+_registering = Guard()
 
 
 def torch_op(name: str | Path, **options: Any) -> TorchOp:

@@ -1,9 +1,10 @@
-"""Workload files: problems of a spec, each with how often it occurs."""
+"""Workload files: problems of a spec, or of several, each with how often it occurs."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,25 +24,62 @@ def read_workload(spec: KernelSpec, path: Path) -> list[Values]:
     """The problems of a workload file, most frequent first.
 
     JSON Lines, or one JSON list, of objects: axis values by name, and optionally
-    ``count``, how often the problem occurs (1 where left out). Lines that begin with
-    ``#`` are comments. A bare name that is no file here is a workload that ships.
+    ``count``, how often the problem occurs (1 where left out), and ``spec``, the name of the
+    spec that it is a problem of (this one where left out; those of others are passed over).
+    Lines that begin with ``#`` are comments. A bare name that is no file here is a workload that ships.
     """
     path = _shipped(path) or path
     found: list[tuple[int, Values]] = []
+    others: set[str] = set()
     for line, item in _objects(_text(path), path):
         where = f"{path}:{line}"
         if not isinstance(item, dict):
             raise UserError(f"{where}: {json.dumps(item)[:40]} is no object of axis values")
-        count = item.pop("count", 1)
-        if type(count) is not int or count < 1:
-            raise UserError(f"{where}: count is {count!r}; it must be an int from 1")
+        owner = spec.name if "spec" in spec.axis else item.pop("spec", spec.name)
+        if owner != spec.name:
+            others.add(str(owner))
+            continue
+        count = _count(item, where)
         try:
             found.append((count, completed(spec, {name: _json_value(name, value) for name, value in item.items()})))
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     if not found:
-        raise UserError(f"{path}: holds no problem")
+        which = f" of {spec.name} (there are some of {', '.join(sorted(others))})" if others else ""
+        raise UserError(f"{path}: holds no problem{which}")
     return [values for _, values in sorted(found, key=lambda pair: -pair[0])]
+
+
+def workload_text(problems: Mapping[tuple[str, Values], int], remark: str) -> str:
+    """A workload file of problems by spec's name, each with its count, most frequent first."""
+    ordered = sorted(problems.items(), key=lambda pair: (pair[0][0], -pair[1]))
+    lines = [json.dumps({"spec": spec, **problem, "count": count}) for (spec, problem), count in ordered if count > 0]
+    return "\n".join([*(f"# {line}" for line in remark.splitlines()), *lines, ""])
+
+
+def counted_problems(path: Path) -> Counter[tuple[str, Values]]:
+    """What `workload_text` wrote, by spec's name and problem; unchecked.
+
+    Raises:
+        UserError: a file that it did not write.
+    """
+    found: Counter[tuple[str, Values]] = Counter()
+    for line, item in _objects(_text(path), path):
+        where = f"{path}:{line}"
+        if not isinstance(item, dict) or not isinstance(item.get("spec"), str):
+            raise UserError(f"{where}: names no spec")
+        count = _count(item, where)
+        name = item.pop("spec")
+        found[name, Values({axis: _json_value(axis, value) for axis, value in item.items()})] += count
+    return found
+
+
+def _count(item: dict[str, Any], where: str) -> int:
+    """How often a problem occurs; taken out of its object."""
+    count = item.pop("count", 1)
+    if type(count) is not int or count < 1:
+        raise UserError(f"{where}: count is {count!r}; it must be an int from 1")
+    return count
 
 
 def workloads_beside(spec: KernelSpec, reference: str) -> dict[str, list[Values]]:
@@ -57,7 +95,8 @@ def workloads_beside(spec: KernelSpec, reference: str) -> dict[str, list[Values]
     found: dict[str, list[Values]] = {}
     for file in sorted((beside / WORKLOADS).glob("*.jsonl")):
         items = [item for _, item in _objects(_text(file), file)]
-        if all(isinstance(item, dict) and item.keys() <= {*spec.axis, "count"} for item in items):
+        ours = [item for item in items if not isinstance(item, dict) or item.get("spec", spec.name) == spec.name]
+        if ours and all(isinstance(item, dict) and item.keys() <= {*spec.axis, "count", "spec"} for item in ours):
             found[file.stem] = read_workload(spec, file)
     return found
 

@@ -43,6 +43,16 @@ def read_winners(database: Path, spec: str, arch: str, *, version: int | None = 
     return found
 
 
+def winners_mark(database: Path, spec: str) -> tuple[int, ...] | None:
+    """What is another when other winners of a spec are current; None where that can't be told."""
+    try:
+        with reading(database) as connection:
+            sql = "SELECT count(*), total(id), max(id) FROM winners WHERE spec = ? AND current = 1"
+            return tuple(int(value or 0) for value in connection.execute(sql, (spec,)).fetchone())
+    except UnreadableError:
+        return None
+
+
 def _winner(row: Mapping[str, Any], places: Mapping[int, Environment | RowError]) -> Winner:
     place = places[row["environment"]]
     if isinstance(place, RowError):

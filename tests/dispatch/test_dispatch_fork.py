@@ -1,0 +1,96 @@
+"""A process that forks while its threads dispatch, as data loaders do; and one that ends while it compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.dispatch.test_dispatch_processes import ROOT
+
+FORK = """
+import os, sys, threading
+import torch
+import tunekit
+torch.set_num_threads(1)
+kernel = tunekit.load(sys.argv[1], compile="background")
+kernel(torch.ones(64, 64))  # what is imported late is imported now: Python's own import locks outlive a fork
+done = False
+def call(start):
+    rows = start
+    while not done:
+        rows = start + (rows + 1 - start) % 100
+        assert kernel(torch.ones(rows, 64))[0, 0] == 0.5
+        kernel.stats()
+        if rows % 50 == 0:
+            kernel.refresh()
+threads = [threading.Thread(target=call, args=(1 + 500 * n,)) for n in range(4)]
+for thread in threads:
+    thread.start()
+children = []
+for n in range(20):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            assert kernel(torch.ones(64, 64))[0, 0] == 0.5
+            assert kernel(torch.ones(5000 + n, 64))[0, 0] == 0.5
+            kernel.refresh()
+            assert kernel.stats()["calls"] >= 0
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+    children.append(pid)
+statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+done = True
+for thread in threads:
+    thread.join()
+print(statuses)
+"""
+
+END = """
+import sys, torch, tunekit
+kernel = tunekit.load(sys.argv[1], compile="background")
+try:
+    kernel(torch.ones(8))
+except tunekit.errors.NoKernelError as error:
+    assert "being compiled in the background" in str(error)
+print("asked", flush=True)
+import time
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def run(code: str, *arguments: object, tuned) -> tuple[subprocess.Popen, dict[str, str]]:
+    env = {**os.environ, "TUNEKIT_CACHE": str(tuned.root), "PYTHONPATH": str(ROOT), "TUNEKIT_COMPILE_TIMEOUT": "60"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), env
+
+
+def test_children_forked_from_busy_threads_dispatch(tuned):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    process, _ = run(FORK, tuned.reference, tuned=tuned)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.strip() == str([0] * 20), err
+
+
+@pytest.mark.parametrize("after_s", [0.0, 3.0])
+def test_a_process_that_ends_while_it_compiles_leaves_nothing_behind(tuned, after_s):
+    """At once, while the compile server starts, and later, while a native compile hangs."""
+    tuned.reference = f"{tuned.specs / 'host_limited.py'}:unlimited"
+    process, _ = run(END, tuned.reference, after_s, tuned=tuned)
+    assert process.stdout.readline() == "asked\n", process.stderr.read()
+    time.sleep(after_s / 2)
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in err, err
+    assert time.monotonic() - began < after_s / 2 + 8
+    assert after_s == 0.0 or descendants, "it was compiling"
+    _, alive = psutil.wait_procs(descendants, timeout=3)
+    assert alive == []

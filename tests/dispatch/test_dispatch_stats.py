@@ -1,0 +1,132 @@
+"""What a process's kernels did, in numbers; and the watcher that keeps them up to date."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import tunekit
+from tunekit.dispatch import stats as module
+from tunekit.errors import UserError
+
+SAMPLE = re.compile(r'^(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (?P<value>[0-9]+)$')
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Kernels of other tests, should any be alive, are not counted."""
+    gc.collect()
+    monkeypatch.setattr(module, "_living", type(module._living)())
+
+
+@contextmanager
+def soon(seconds: float = 20.0):
+    """A function that says whether there is time left, and fails when there is none."""
+    until = time.monotonic() + seconds
+
+    def waiting() -> bool:
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
+        return True
+
+    yield waiting
+
+
+def test_stats_are_by_spec_over_live_kernels(tuned):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    first = tunekit.load(tuned.reference, **tuned.places)
+    second = tunekit.load(tuned.reference, native=False, **tuned.places)
+    for kernel in (first, second):
+        for rows in (64, 64, 64, 48):
+            kernel(torch.ones(rows, 64))
+    found = tunekit.stats()["host_scale"]
+    assert (found["kernels"], found["problems"], found["exact"], found["bucket"]) == (2, 4, 2, 2)
+    assert found["calls"] == {"exact": 4, "bucket": 0, "nearest": 0, "shipped": 0, "default": 0}
+    assert (found["entries"], found["native"], found["error"]) == (4, False, 0)
+    del kernel, second
+    assert tunekit.stats()["host_scale"]["kernels"] == 1
+    assert tunekit.stats()["host_scale"]["native"] == first.native
+
+
+def test_prometheus_text_says_the_same(tuned):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    for _ in range(3):
+        kernel(torch.ones(64, 64))
+    text = tunekit.prometheus()
+    assert text.endswith("\n")
+    helped, typed, values = set(), set(), {}
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            helped.add(line.split()[2])
+        elif line.startswith("# TYPE "):
+            assert line.split()[3] in ("counter", "gauge")
+            typed.add(line.split()[2])
+        else:
+            match = SAMPLE.match(line)
+            assert match, line
+            values[match["name"], match["labels"]] = int(match["value"])
+            assert match["name"] in helped & typed
+    assert values["tunekit_calls_total", 'spec="host_scale",level="exact"'] == 2
+    assert values["tunekit_kernels", 'spec="host_scale"'] == 1
+    assert all(name.endswith("_total") for name, _ in values if name.split("_")[1] not in module.GAUGES)
+
+
+def test_labels_are_escaped():
+    assert module._labels({"spec": 'a"b\\c\nd'}) == '{spec="a\\"b\\\\c\\nd"}'
+
+
+def test_a_watcher_takes_up_new_winners_and_ends_with_its_kernel(tuned):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    kernel = tunekit.load(tuned.reference, watch_s=0.05, **tuned.places)
+    x = torch.ones(64, 64)
+    kernel(x)
+    resolved = kernel.stats()["problems"]
+    tuned.tune({"rows": 1024}, unroll=2, delay_us=0)
+    winner = tuned.tune({"rows": 64}, unroll=8, delay_us=0)
+    with soon() as waiting:
+        while kernel.choice(x).variant.id != winner.variant.id and waiting():
+            kernel(x)
+    assert kernel.stats()["problems"] > resolved
+    (_, entry, _), *_ = kernel._tables[1].called()
+    assert entry.choice.variant.id == winner.variant.id
+    resolved = kernel.stats()["problems"]
+    time.sleep(0.3)
+    assert kernel.stats()["problems"] == resolved, "nothing changed: nothing is done"
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "tunekit-watch"]
+    del kernel, entry
+    thread.join(5)
+    assert not thread.is_alive()
+    with pytest.raises(UserError, match="watch_s is 0; it must be a positive number"):
+        tunekit.load(tuned.reference, watch_s=0)
+
+
+def test_a_watcher_that_may_load_nothing_now_says_so_and_tries_again(tuned, monkeypatch, caplog):
+    """As beside a capture whose driver can't be told that this thread keeps to itself."""
+    from tunekit.dispatch import watcher
+
+    allowed = threading.Event()
+
+    @contextmanager
+    def beside_captures():
+        yield allowed.is_set()
+
+    monkeypatch.setattr(watcher, "beside_captures", beside_captures)
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    kernel = tunekit.load(tuned.reference, watch_s=0.05, **tuned.places)
+    x = torch.ones(64, 64)
+    kernel(x)
+    winner = tuned.tune({"rows": 64}, unroll=8, delay_us=0)
+    with soon() as waiting:
+        while "call refresh() outside CUDA graph captures" not in caplog.text and waiting():
+            assert kernel.choice(x).variant.id != winner.variant.id
+        allowed.set()
+        while kernel.choice(x).variant.id != winner.variant.id and waiting():
+            pass
+    assert caplog.text.count("call refresh() outside") == 1
