@@ -92,13 +92,16 @@ def load(
             raise UserError("a bundle serves alone: leave out database, artifacts, compile and watch_s")
         from tunekit.dispatch.bundled import open_library  # here: most servers have none
 
-        bundled = open_library(spec, Path(bundle))
+        bundled = open_library(spec, Path(bundle).absolute())
         ranks = join(spec.name, bundled.store) if all_or_nothing else None
         resolver = Resolver(spec, reference, bundled.bundle, bundled, None, chosen, devices, ranks)
         return make_kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
-    if artifacts is not None:
-        settings = replace(settings, artifacts=Path(artifacts))
+    settings = replace(
+        settings,  # read whenever something is missing, wherever the process is by then
+        database=Path(settings.database).absolute(),
+        artifacts=Path(artifacts or settings.artifacts).absolute(),
+    )
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
     wait_s = WAIT_S if compiler is None else 2 * compiler.wait_s
@@ -153,12 +156,12 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
-    def _call(self, *args: Any, **keywords: Any) -> Any:
+    def _call(self, /, *args: Any, **keywords: Any) -> Any:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
-        function, finish = self._functions.get(place, NOWHERE)
         try:
+            function, finish = self._functions.get(place, NOWHERE)
             answer = function(*args)
             if type(answer) is not int:
                 return answer
@@ -197,7 +200,7 @@ class Kernel:
         scratch = torch.empty(elements, dtype=torch.float32, device="cpu" if index < 0 else f"cuda:{index}")
         return lambda *arguments: function(*arguments, scratch)
 
-    def choice(self, *args: Any, **keywords: Any) -> Choice:
+    def choice(self, /, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
         slots, given = self._form.arrange(args, keywords)
         return self._resolver.pick(check(self.spec, slots, given))[0]
@@ -375,8 +378,8 @@ class Kernel:
 
     def _explain(self, place: Place, values: tuple[Any, ...], error: Exception) -> None:
         """After a call that raised: say what it was, if the GPU faulted or the arguments are to blame."""
-        table = self._tables.get(place)
-        entry = table.entry(values) if table is not None and classify(error) else None
+        table = self._tables.get(place) if classify(error) else None
+        entry = table.entry(values) if table is not None else None
         if entry is not None:
             self._raise_fault(entry, error)
         given, order = self._form.meaning(place)
