@@ -39,7 +39,7 @@ class Settings:
     jobs: int | None = None
 
 
-def load_settings(environ: Mapping[str, str] | None = None, *, database: Path | None = None) -> Settings:
+def load_settings(environ: Mapping[str, str] | None = None, *, database: str | Path | None = None) -> Settings:
     """Settings from the environment: TUNEKIT_DB, TUNEKIT_CACHE, TUNEKIT_COMPILE_TIMEOUT,
     TUNEKIT_TRACE_TIMEOUT, TUNEKIT_RUN_TIMEOUT (seconds), TUNEKIT_MEMORY_LIMIT (MiB), TUNEKIT_JOBS.
 
@@ -48,7 +48,7 @@ def load_settings(environ: Mapping[str, str] | None = None, *, database: Path | 
     """
     env = os.environ if environ is None else environ
     cache = Path(env["TUNEKIT_CACHE"]) if env.get("TUNEKIT_CACHE") else _default_cache()
-    chosen = database or (Path(env["TUNEKIT_DB"]) if env.get("TUNEKIT_DB") else cache / "tunekit.db")
+    chosen = Path(database or env.get("TUNEKIT_DB") or cache / "tunekit.db")
     memory_mib = positive_number(env, "TUNEKIT_MEMORY_LIMIT")
     jobs = positive_number(env, "TUNEKIT_JOBS")
     return Settings(

@@ -276,10 +276,10 @@ def _mistake(words: str, implementation: Implementation, what: str, point: Value
 
 def misfit(implementation: Implementation, arch: Arch, problem: Values, tunables: Values) -> str | None:
     """Why a point's declared footprint exceeds the architecture, or its workspace what can be passed; or None."""
-    elements = _workspace(implementation, arch, problem.merged(tunables))
-    if elements > LARGEST_WORKSPACE:
-        return f"workspace {elements} elements > {LARGEST_WORKSPACE} (an int32 size)"
-    return declared_footprint(implementation, arch, problem, tunables).misfit(arch)
+    over = declared_footprint(implementation, arch, problem, tunables).misfit(arch)
+    if over is None and (elements := _workspace(implementation, arch, problem.merged(tunables))) > LARGEST_WORKSPACE:
+        over = f"workspace {elements} elements > {LARGEST_WORKSPACE} (an int32 size)"
+    return over
 
 
 def serves(spec: KernelSpec, variant: Variant, problem: Values) -> str | None:

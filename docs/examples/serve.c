@@ -5,7 +5,7 @@
  *
  * INCLUDE and DLPACK: `tvm-ffi-config --includedir` and `--dlpack-includedir`; LIB: `tvm-ffi-config --libdir`.
  * FILE and SYMBOL: an entry's "file" and "symbol" in bundle.json. This one takes what its "arguments" say there:
- * x and y of [rows, cols] float32 on the CPU, and a number.
+ * x and y of [rows, cols] float32 on the CPU, and a number. COLS is a static axis: give the entry's own.
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -86,6 +86,10 @@ int main(int count, char **words) {
     }
     Kernel kernel = load_kernel(words[1], words[2]);
     int64_t shape[2] = {atoll(words[3]), atoll(words[4])}, strides[2];
+    if (shape[0] < 1 || shape[1] < 1 || shape[0] > INT32_MAX / shape[1]) {
+        fprintf(stderr, "ROWS and COLS are numbers from 1, and so is their product, to %d\n", INT32_MAX);
+        return 2;
+    }
     int64_t size = shape[0] * shape[1];
     float *x = malloc(size * sizeof *x), *y = malloc(size * sizeof *y);
     if (!x || !y) return 2;
@@ -96,12 +100,10 @@ int main(int count, char **words) {
     TVMFFIAny args[3] = {tensor_argument(&x_tensor), tensor_argument(&y_tensor), number_argument(0.5)};
     TVMFFIAny result;
     memset(&result, 0, sizeof result); /* type_index 0 is kTVMFFINone, as a caller must leave it */
-    if (kernel(NULL, args, 3, &result) != 0) {
-        print_error();
-        return 1;
-    }
-    for (int64_t i = 0; i < size; ++i) printf("%.9g\n", y[i]);
+    int status = kernel(NULL, args, 3, &result);
+    if (status) print_error();
+    for (int64_t i = 0; i < size && !status; ++i) printf("%.9g\n", y[i]);
     free(x);
     free(y);
-    return 0;
+    return status ? 1 : 0;
 }

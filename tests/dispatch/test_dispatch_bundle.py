@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -175,6 +178,24 @@ def test_a_bundle_may_be_moved(tuned, make, tmp_path):
     torch.testing.assert_close(kernel(x).double(), wanted["y"], rtol=1e-5, atol=1e-5)
 
 
+def test_a_relative_place_stays_the_same_after_chdir(tuned, make, tmp_path, monkeypatch):
+    """Of a bundle, a store and a database, by argument and by the environment."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    directory = make()
+    monkeypatch.chdir(tuned.root)
+    kernels = [
+        tunekit.load(tuned.reference, bundle=Path(os.path.relpath(directory))),
+        tunekit.load(tuned.reference, database=Path(tuned.database.name), artifacts=Path(tuned.artifacts.name)),
+        tunekit.load(tuned.reference, database=tuned.database.name, artifacts=tuned.artifacts.name),
+    ]
+    monkeypatch.setenv("TUNEKIT_CACHE", ".")
+    kernels.append(tunekit.load(tuned.reference))
+    monkeypatch.chdir("/")
+    for kernel in kernels:
+        kernel(torch.ones(64, 64))
+        assert kernel.stats()["exact"] == 1
+
+
 def test_its_checksums_are_those_that_sha256sum_takes(tuned, make):
     tuned.tune({"rows": 64}, unroll=4, delay_us=0)
     directory = make()
@@ -216,6 +237,45 @@ def test_a_damaged_bundle_is_refused(tuned, make, name, how):
     words = str(caught.value)
     assert "\n" not in words and ("is damaged" in words or "is no bundle" in words)
     assert path.name in words or name == "SHA256SUMS"
+
+
+def parts(plain: object, path: tuple = ()):
+    """The places of all values in parsed JSON."""
+    yield path
+    pairs = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    for name, value in pairs:
+        yield from parts(value, (*path, name))
+
+
+def test_an_index_with_anything_in_any_place_is_read_or_refused(tuned, make):
+    """Whoever wrote it kept the checksums right, as another version would."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    directory = make()
+    index, sums = directory / "bundle.json", directory / "SHA256SUMS"
+    text, listed = index.read_text(), sums.read_text()
+    found = hashlib.sha256(index.read_bytes()).hexdigest()
+    for path in parts(json.loads(text)):
+        for wrong in (None, True, 1, 1.5, -1, 2**70, "", "x", [], {}, [1], {"a": 1}, [{}]):
+            whole = {"": json.loads(text)}
+            part: Any = whole
+            *outer, last = ("", *path)
+            for name in outer:
+                part = part[name]
+            part[last] = wrong
+            index.write_text(json.dumps(whole[""]))
+            sums.write_text(listed.replace(found, hashlib.sha256(index.read_bytes()).hexdigest()))
+            with contextlib.suppress(UserError):
+                tunekit.load(tuned.reference, bundle=directory)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/hostname", "artifacts", "a\0b", "n" * 5000])
+def test_checksums_of_what_is_no_file_are_refused(tuned, make, name):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    directory = make()
+    with (directory / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{'0' * 64}  {name}\n")
+    with pytest.raises(UserError, match="damaged"):
+        tunekit.load(tuned.reference, bundle=directory)
 
 
 def test_a_kernel_damaged_after_the_bundle_was_opened_is_refused(tuned, make):
@@ -420,6 +480,19 @@ def test_a_bundle_never_takes_the_place_of_something_else(tuned, make, tmp_path)
     (tmp_path / "empty").mkdir()
     assert make("empty") == tmp_path / "empty"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "cache", "empty", "mine"]
+
+
+def test_a_bundle_is_put_where_a_link_leads_but_not_under_the_feet(tuned, make, tmp_path, monkeypatch):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    (tmp_path / "link").symlink_to("real")
+    for force in (False, True):
+        made = make("link", force=force)
+        assert made.is_symlink() and (tmp_path / "real" / "bundle.json").is_file()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match="is where this runs"):
+        bundle(tuned.spec, tuned.reference, "host", Path(), Settings(**tuned.places))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "here", "link", "real"]
 
 
 def test_a_failed_bundle_leaves_the_old_one(tuned, make, monkeypatch, tmp_path):

@@ -68,6 +68,12 @@ def test_c_calls_a_kernel_of_a_bundle(serve, directory):
         assert [float(line) for line in done.stdout.split()] == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [(0, 64), (-1, 64), (2**31, 64), (2**62, 64), (8, -(2**63))])
+def test_c_is_told_of_sizes_that_there_are_not(serve, directory, sizes):
+    done = serve(directory, entry_of(directory, cols=64), *sizes)
+    assert done.returncode == 2 and "ROWS and COLS are numbers from 1" in done.stderr
+
+
 def test_the_index_says_what_the_c_program_must_pass(directory):
     entry = entry_of(directory, cols=16)
     assert entry["arguments"] == [

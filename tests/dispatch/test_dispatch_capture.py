@@ -140,7 +140,7 @@ def test_the_command_merges_what_all_processes_asked_for_and_a_sweep_takes_it(tu
     assert process.returncode == 0, err
     assert counts(path) == {("host_scale", 64): 25, ("host_scale", 48): 2}
     assert "2 problems of host_scale; 27 calls in 3 processes" in err
-    assert f"tunekit sweep host_scale --workload {path}" in err
+    assert f"tunekit sweep FILE.py:host_scale --workload {path}  (FILE.py: the spec's file)" in err
     sweep = command(
         tuned,
         "sweep",

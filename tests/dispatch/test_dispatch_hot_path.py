@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import enum
 import gc
 import logging
+import os
+import signal
 import threading
 import weakref
 
+import numpy
 import psutil
 import pytest
 import torch
+import tvm_ffi
 
 import tunekit
 from tunekit.dispatch import hot_path as native
 from tunekit.dispatch import kernel as module
+from tunekit.dispatch import library
 from tunekit.errors import UserError
 from tunekit.model import Level
 from tunekit.store.artifacts import ArtifactStore
@@ -294,3 +301,215 @@ def test_without_pythons_headers_a_call_goes_through_python(tuned, monkeypatch, 
     assert type(kernel) is module.Kernel
     assert kernel(x, y) is y and kernel(x, y) is y
     assert kernel.stats()["calls"] == 1
+
+
+def test_ctrl_c_while_an_entry_is_added_leaves_the_table_whole(tuned, served, monkeypatch):
+    """More keys than it holds, each noted natively and nowhere else."""
+    tuned.tune({"rows": 64}, unroll=2, delay_us=0)
+    kernel = served()
+    kernel(torch.randn(64, 64))
+    hot = native.hot_path(ArtifactStore(tuned.artifacts))
+
+    def put(*arguments):
+        place = hot_put(*arguments)
+        if place >= 0:
+            raise KeyboardInterrupt
+        return place
+
+    hot_put = hot.put
+    monkeypatch.setattr(hot, "put", put)
+    for rows in range(1, 200):
+        with contextlib.suppress(KeyboardInterrupt):
+            kernel(torch.randn(rows, 64))
+    monkeypatch.undo()
+    for rows in range(1, 200):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(kernel(x), 0.5 * x + torch.arange(64) / 64)
+
+
+def test_ctrl_c_in_a_call_stays_ctrl_c(tuned, served, monkeypatch):
+    """It is explained by nothing, whatever the arguments were."""
+    kernel = served()
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    kernel.functions[1] = kernel._functions[1] = (interrupted, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kernel("no tensor")
+
+
+class Three(enum.IntEnum):
+    THREE = 3
+
+
+@pytest.mark.parametrize("given", [3, 3.0, Three.THREE, numpy.float32(3), numpy.float64(3), numpy.int64(3)], ids=repr)
+@pytest.mark.parametrize("before", [3, 3.0, Three.THREE, numpy.int64(3), None], ids=repr)
+def test_a_number_is_a_number_whatever_came_before(tuned, served, monkeypatch, before, given):
+    """A kernel that takes a float gets one; which calls share an entry natively is TVM-FFI's choice."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    seen = []
+    kernel = served()
+    function = lambda x, y, scale: seen.append((type(scale), scale))  # noqa: E731
+    serve_by(tuned, monkeypatch, tvm_ffi.convert(function) if kernel.is_native else function)
+    x = torch.randn(8, 64)
+    kernel(x, None, before)
+    kernel(x, None, given)
+    kernel(x, None, given)
+    assert all(issubclass(kind, (float, numpy.floating)) for kind, _ in seen)
+    assert [value for _, value in seen[1:]] == [3.0, 3.0]
+
+
+def serve_by(tuned, monkeypatch, function):
+    """Serve the one artifact that is there by `function`."""
+    (key,) = [key for key in ArtifactStore(tuned.artifacts).keys() if "-" not in key]  # noqa: SIM118 (a method)
+    monkeypatch.setitem(library._loaded, key, function)
+
+
+@pytest.mark.parametrize("scale", [10**400, -(10**400), True, numpy.bool_(True), "3", 3j, torch.tensor(3.0)], ids=repr)
+def test_what_is_no_number_of_that_size_is_refused_warm_and_cold(tuned, served, scale):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    x = torch.randn(8, 64)
+    for _ in range(2):
+        with pytest.raises(UserError, match="'scale' is"):
+            kernel(x, None, scale)
+        kernel(x, None, 3)
+
+
+def test_an_int_of_more_than_64_bits_is_a_float_where_one_is_wanted(tuned, served):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    x = torch.ones(8, 64)
+    for scale in (10**30, 3, 10**30):
+        torch.testing.assert_close(kernel(x, None, scale), float(scale) * x + torch.arange(64) / 64)
+
+
+@pytest.mark.parametrize("centred", [[1], {}, numpy.ones(1), 1, 1.0, numpy.bool_(True), torch.tensor(True)], ids=repr)
+def test_a_flag_that_is_no_bool_is_refused_by_name_warm_and_cold(moments, served, centred):
+    kernel = served()
+    x = torch.randn(4, 32)
+    for _ in range(2):
+        with pytest.raises(UserError, match="centred"):
+            kernel(x, centred=centred)
+        kernel(x, centred=True)
+
+
+def test_any_word_is_an_argument_that_a_kernel_lacks(tuned, served):
+    kernel = served()
+    for word in ("self", "args", "keywords", "place"):
+        with pytest.raises(UserError, match=f"no argument '{word}'"):
+            kernel(torch.randn(8, 64), **{word: 1})
+
+
+def test_a_fork_while_another_thread_learns(tuned, served):
+    """The child serves what is new to it, though its copies of the locks were held by a thread that it lacks."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    kernel(torch.ones(8, 64))
+    with kernel._lock, native._loading:
+        child = forked(lambda: os._exit(0 if kernel(torch.ones(9, 64))[0, 0] == 0.5 else 1))
+    assert child == 0
+
+
+def forked(work):
+    """The exit status of a child that does `work` on a thread that never held a lock of this one."""
+    pids = []
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            try:
+                work()
+            finally:
+                os._exit(9)
+        pids.append(pid)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    return os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])
+
+
+GARBAGE = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = -o ] && {command} "$2"; shift; done
+exit 0
+"""
+
+
+@pytest.mark.parametrize("command", ["echo junk >", "cp /usr/bin/true", "true"], ids=["junk", "program", "nothing"])
+def test_a_compiler_that_succeeds_in_making_nothing(tuned, monkeypatch, tmp_path, caplog, command):
+    """Calls are dispatched in Python, and what is no shared object is not kept for the next process."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    (tmp_path / "cc").write_text(GARBAGE.replace("{command}", command))
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(native, "_loaded", {})
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    assert kernel(torch.ones(8, 64))[0, 0] == 0.5
+    assert "calls are dispatched in Python" in caplog.text
+    if "cp" not in command:
+        assert not [key for key in ArtifactStore(tuned.artifacts).keys() if "-" in key]  # noqa: SIM118 (a method)
+
+
+def test_a_native_half_that_lacks_a_function_is_not_used(tuned, monkeypatch, caplog):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    store = ArtifactStore(tuned.artifacts)
+    (other,) = store.keys()
+    for part in native.native_parts():
+        store.put(part.key, part.name, {"so": store.path(store.get(other))})
+    monkeypatch.setattr(native, "_loaded", {})
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    assert kernel(torch.ones(8, 64))[0, 0] == 0.5
+    assert "calls are dispatched in Python" in caplog.text
+
+
+@pytest.mark.parametrize("more", [0, 1, 7])
+def test_a_kernel_of_more_arguments_than_the_hot_path_takes(tmp_path, more):
+    """64 are the most; the last, and scratch memory, come on top of what is given."""
+    (tmp_path / "many.py").write_text(MANY.replace("{inputs}", str(62 + more)))
+    kernel = tunekit.load(
+        tmp_path / "many.py", compile="allow", database=tmp_path / "t.db", artifacts=tmp_path / "artifacts"
+    )
+    inputs = [torch.full((4,), float(i)) for i in range(62 + more)]
+    for _ in range(3):
+        torch.testing.assert_close(kernel(*inputs), torch.stack(inputs).sum(0) * 2.0)
+
+
+MANY = """
+from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tunable
+
+SOURCE = '''
+#include "tunekit_host.h"
+TUNEKIT_KERNEL(args, count) {
+    if (count != {inputs} + 3) return fail("wrong number of arguments");
+    float *y = data_arg(args, {inputs}), *scratch = data_arg(args, {inputs} + 2);
+    const int64_t size = tensor_arg(args, 0)->shape[0];
+    for (int64_t i = 0; i < size; ++i) {
+        scratch[0] = 0.0f;
+        for (int input = 0; input < {inputs}; ++input) scratch[0] += ((float *)data_arg(args, input))[i];
+        y[i] = scratch[0] * (float)scalar_arg(args, {inputs} + 1);
+    }
+    return 0;
+}
+'''
+SPEC = KernelSpec(
+    name="many",
+    version=1,
+    axes=(Axis("size"),),
+    signature=(
+        *(TensorArg(f"x{i}", ("size",), "float32") for i in range({inputs})),
+        TensorArg("y", ("size",), "float32", role="output"),
+        ScalarArg("scale", default=lambda p: 2.0),
+    ),
+    implementations=(
+        Implementation(
+            name="sum", requires={"host"}, backend="host", tunables=(Tunable("way", (1,)),),
+            workspace=lambda v, arch: 16, build=lambda b: SOURCE, defaults=({"way": 1},),
+        ),
+    ),
+    reference=lambda problem, inputs: {"y": sum(inputs[f"x{i}"].double() for i in range({inputs})) * 2.0},
+    examples=({"size": 4},),
+)
+"""

@@ -231,10 +231,10 @@ def test_a_device_takes_its_own_architecture(tuned):
     x = torch.randn(8, 64)
     second = tunekit.load(tuned.reference, devices=TwoDevices(1), **tuned.places)
     assert second(x).shape == (8, 64)
-    assert (second.device_facts(1).arch, second.device_facts(1).sm_count) == ("host", 148)
+    assert (second._resolver.devices.facts(1).arch, second._resolver.devices.facts(1).sm_count) == ("host", 148)
     first = tunekit.load(tuned.reference, devices=TwoDevices(0), **tuned.places)
-    assert first.device_facts(0).sm_count == 132
-    with pytest.raises(NoKernelError, match="loop needs host, which sm_90a has not"):
+    assert first._resolver.devices.facts(0).sm_count == 132
+    with pytest.raises(NoKernelError, match="on sm_90a: it has implementations for the CPU"):
         first(x)
 
 
@@ -314,3 +314,36 @@ def test_a_bad_call_after_a_good_one_is_refused_too(tuned):
     with pytest.raises(UserError, match=r"field 'rows': \[64\] is list, not int"):
         kernel(x, rows=[64])
     assert kernel(x).shape == (64, 64)
+
+
+def test_places_may_be_given_as_strings(tuned):
+    tuned.tune({"rows": 64}, unroll=2, delay_us=0)
+    kernel = tunekit.load(tuned.reference, database=str(tuned.database), artifacts=str(tuned.artifacts))
+    assert kernel(torch.ones(64, 64)).shape == (64, 64)
+    assert kernel.stats()["exact"] == 1
+
+
+def test_what_names_no_spec_is_refused_in_a_line(tuned):
+    for wrong in (tuned.spec, None):
+        with pytest.raises(UserError, match="by its name or its file's path, not as ") as caught:
+            tunekit.load(wrong)
+        assert len(str(caught.value)) < 100
+
+
+def test_a_problem_that_is_none_is_refused_by_the_specs_name(tuned):
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    with pytest.raises(UserError, match=r"^host_scale: a problem is a dict of axis values, not str"):
+        kernel.bind("rows=64")
+    with pytest.raises(UserError, match=r"^host_scale: unknown axis 'row'; did you mean rows"):
+        kernel.bind({"row": 64})
+    with pytest.raises(UserError, match=r"^host_scale: field 'rows': '64' is str, not int"):
+        kernel.bind({"rows": "64"})
+    with pytest.raises(UserError, match="device is 'cpu'; it must be torch's index"):
+        kernel.bind({"rows": 64}, "cpu")
+
+
+def test_tensors_where_the_spec_has_no_kernel_are_refused_in_a_line(tuned):
+    q, kv = torch.ones(2, 1, 8, 64, dtype=torch.bfloat16), torch.ones(2, 32, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(NoKernelError, match=r"on the CPU: it has implementations for sm_90a.*; use") as caught:
+        tunekit.load("fmha", **tuned.places)(q, kv, kv)
+    assert "tunekit sweep" not in str(caught.value) and len(str(caught.value)) < 250

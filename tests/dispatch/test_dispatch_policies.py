@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import tunekit
+from tunekit.cli import main
 from tunekit.dispatch import background
 from tunekit.dispatch.on_request import Compiled, OnRequestCompiler
 from tunekit.errors import NoKernelError, UserError
@@ -25,8 +27,10 @@ def test_levels_past_the_fallback_do_not_serve(tuned):
         assert kernel(torch.ones(rows, 64))[0, 0] == 0.5
         assert kernel.choice(torch.ones(rows, 64)).level.value == fallback
     kernel = tunekit.load(tuned.reference, fallback="bucket", **tuned.places)
-    with pytest.raises(NoKernelError, match=r"rows=300.* would be served by nearest \(.*but fallback='bucket'"):
+    with pytest.raises(NoKernelError, match=r"rows=300.* would be served by nearest \(") as caught:
         kernel(torch.ones(300, 64))
+    assert "but fallback='bucket' ends before that" in str(caught.value)
+    assert f"Tune it with `tunekit sweep {tuned.reference} --arch host --problem rows=300`" in str(caught.value)
     assert kernel.stats()["error"] == 1 and kernel.stats()["loaded"] == 0
     with pytest.raises(UserError, match="must be one of exact, bucket, nearest, shipped, default"):
         tunekit.load(tuned.reference, fallback="anything")
@@ -56,6 +60,25 @@ def test_strict_never_compiles_and_counts_what_would_have_been(tuned, monkeypatc
     assert kernel.stats()["would_compile"] == 2 and kernel.stats()["compiled"] == 0
     with pytest.raises(UserError, match="strict mode never compiles"):
         tunekit.load(tuned.reference, strict=True, compile="background")
+
+
+def test_strict_says_the_command_that_compiles_what_is_missing(tuned, monkeypatch):
+    winner = tuned.tune({"rows": 64}, compiled=False, unroll=4, delay_us=0)
+    kernel = tunekit.load(tuned.reference, strict=True, **tuned.places)
+    with pytest.raises(NoKernelError) as caught:
+        kernel(torch.ones(64, 64))
+    command = str(caught.value).partition("Compile it with `")[2].rstrip("`")
+    assert f"--variant {winner.variant.id} " in command
+    monkeypatch.setenv("TUNEKIT_CACHE", str(tuned.root))
+    assert main(shlex.split(command)[1:]) == 0
+    assert kernel(torch.ones(64, 64))[0, 0] == 0.5
+
+
+@pytest.mark.parametrize("wrong", [{"strict": "no"}, {"all_or_nothing": 1}, {"watch_s": "30"}, {"watch_s": 0}])
+def test_an_option_of_a_wrong_kind_is_refused_by_name(tuned, wrong):
+    (name,) = wrong
+    with pytest.raises(UserError, match=f"{name} is .*it must be"):
+        tunekit.load(tuned.reference, **wrong, **tuned.places)
 
 
 def test_a_fallback_serves_until_the_background_compile_is_done(tuned):

@@ -83,7 +83,7 @@ def test_a_winner_serves_its_problem_and_its_neighbours(cache):
         x = torch.randn(n, device="cuda")
         torch.testing.assert_close(kernel(x), 2 * x)
         assert kernel.choice(x).level is level
-    facts = kernel.device_facts(0)
+    facts = kernel._resolver.devices.facts(0)
     assert (facts.arch, facts.sm_count) == (ARCH, torch.cuda.get_device_properties(0).multi_processor_count)
 
 
@@ -236,7 +236,7 @@ def test_each_device_has_its_own(cache):
                 y = kernel(x)
                 assert y.device == x.device and torch.cuda.current_device() == current
                 torch.testing.assert_close(y, 2 * x)
-                assert kernel.device_facts(index).index == index
+                assert kernel._resolver.devices.facts(index).index == index
                 bound = kernel.bind({"n": 1 << 20}, device=index)
                 z = torch.empty_like(x)
                 bound(x, z)

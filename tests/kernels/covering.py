@@ -171,7 +171,9 @@ class Space:
             if not constraint.holds(values):
                 return constraint.name, set(values.read)
         words = misfit(self.implementation, self.arch, problem, tunables)
-        return ("budget", set(self.tunables)) if words else None
+        if words is None:
+            return None
+        return ("workspace", set(point)) if words.startswith("workspace") else ("budget", set(self.tunables))
 
     def _problem_fault(self, given: Mapping[str, Value], error: SpecError) -> tuple[str, set[str]]:
         """The rule of the spec that values break: by their names, or by what the rule asks of the complete values."""

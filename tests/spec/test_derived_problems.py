@@ -86,15 +86,15 @@ def test_each_of_two_axes_follows_from_the_other(pages):
 @pytest.mark.parametrize(
     ("given", "field", "words"),
     [
-        ({"cols": 8, "page": 8}, "host_pages", "the problem needs s or table_pages (axes: batch, s"),
-        ({"cols": 8}, "host_pages", "the problem needs s (axes"),
-        ({"s": 3}, "host_pages", "the problem needs cols (axes"),
+        ({"cols": 8, "page": 8}, None, "the problem needs s or table_pages (axes: batch, s"),
+        ({"cols": 8}, None, "the problem needs s (axes"),
+        ({"s": 3}, None, "the problem needs cols (axes"),
         ({"s": 3, "cols": 5}, "cols", "5 is not allowed (allowed: 4, 8)"),
         ({"s": 0, "cols": 8}, "s", "0 is below the minimum 1"),
         ({"s": 3, "cols": 8, "left": -2}, "left", "-2 is below the minimum -1"),
         ({"s": 3, "cols": 8, "reduce": "mean"}, "reduce", "mean is not allowed (allowed: sum, last, window)"),
         ({"s": 3, "cols": 8, "reduce": True}, "reduce", "True is bool, not str"),
-        ({"s": 3, "cols": 8, "reduced": "sum"}, "host_pages", "did you mean reduce"),
+        ({"s": 3, "cols": 8, "reduced": "sum"}, None, "did you mean reduce"),
     ],
 )
 def test_what_is_missing_or_not_allowed_is_named(pages, given, field, words):

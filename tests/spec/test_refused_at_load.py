@@ -176,12 +176,12 @@ def test_several_specs_in_a_file_need_a_name(valid, write):
         ({"rows": True, "cols": 64}, "rows", "True is bool, not int"),
         ({"rows": 2.0, "cols": 64}, "rows", "2.0 is float, not int"),
         ({"rows": 2, "cols": 64, "fast": 1}, "fast", "1 is int, not bool"),
-        ({"rows": 2, "cols": 64, "row": 1}, "toy", "did you mean rows"),
-        ({"cols": 64}, "toy", "the problem needs rows"),
+        ({"rows": 2, "cols": 64, "row": 1}, None, "did you mean rows"),
+        ({"cols": 64}, None, "the problem needs rows"),
     ],
 )
 def test_a_problem_is_checked_axis_by_axis(valid, write, given, field, message):
     spec = load_spec(str(write(valid)))
     with pytest.raises(SpecError, match=message) as caught:
         spec.problem(given)
-    assert caught.value.field == field
+    assert (caught.value.where, caught.value.field) == ("toy", field)

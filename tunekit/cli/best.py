@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from tunekit.cli import options
 from tunekit.cli.problems import problems
 from tunekit.cli.space_view import choose_arch
-from tunekit.model import Choice, Values, Variant
+from tunekit.model import Choice
 from tunekit.report import Printer, units
 from tunekit.report.sweep_summary import winner_text
 from tunekit.spec import load_spec
@@ -46,6 +45,7 @@ def best(
     chosen, why_arch = choose_arch(loaded, arch, device)
     settings = options.settings(db)
     out = Printer(sys.stdout)
+    from tunekit.dispatch.library import compile_command
     from tunekit.dispatch.lookup import look_up
 
     choices = []
@@ -55,15 +55,10 @@ def best(
         if not as_json:
             out.heading(f"{loaded.name} on {chosen.name} ({why_arch}): {problem}")
             wanted = choice.better or choice.variant
-            _print(choice, _compile_command(spec, wanted, problem), out)
+            _print(choice, compile_command(spec, wanted, problem), out)
     if as_json:
         out.json(choices)
     return 0
-
-
-def _compile_command(reference: str, wanted: Variant, problem: Values) -> str:
-    words = f"tunekit compile {shlex.quote(reference)} --arch {wanted.arch} --variant {wanted.id}"
-    return f"{words} --problem {problem}"
 
 
 def _print(choice: Choice, compile_it: str, out: Printer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tunekit.dispatch.recorder import DIRECTORY, check_output, merge
 from tunekit.errors import UserError
 from tunekit.model import Values
 from tunekit.report import Printer
+from tunekit.spec import list_specs
 from tunekit.spec.workloads import workload_text
 from tunekit.store import files
 
@@ -81,5 +83,7 @@ def _tell(problems: Counter[tuple[str, Values]], processes: int, output: Path, a
         return
     what = ", ".join(f"{count} problems of {spec}" for spec, count in sorted(by_spec.items()))
     click.echo(f"tunekit: {output}: {what}; {problems.total()} calls in {processes} processes", err=True)
+    shipped = {spec.name for spec in list_specs()}
     for spec in sorted(by_spec):
-        click.echo(f"  tunekit sweep {spec} --workload {output}", err=True)
+        named, note = (spec, "") if spec in shipped else (f"FILE.py:{spec}", "  (FILE.py: the spec's file)")
+        click.echo(f"  tunekit sweep {named} --workload {shlex.quote(str(output))}{note}", err=True)

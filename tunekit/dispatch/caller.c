@@ -29,8 +29,9 @@ static PyObject* table_of(Caller* self, Py_ssize_t count) {
   return NULL;
 }
 
-/* After a call that raised: `_explain` raises what says more; if it does not, what was raised stays. */
+/* After a call that raised: `_explain` raises what says more; if it does not, what was raised stays. Ctrl-C does. */
 static void explain(PyObject* self, PyObject* args) {
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) return;
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   PyErr_NormalizeException(&type, &value, &traceback);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from tunekit.dispatch.calls import Given, Slots, said
@@ -206,12 +207,16 @@ def _check_layout(tensors: list[tuple[TensorArg, Any]]) -> None:
 
 
 def _check_scalar(spec: KernelSpec, arg: ScalarArg, value: Any) -> None:
+    """Refuse what is no number. Numpy's are: TVM-FFI hands them on as Python's, so that the hot path can't tell."""
     if value is None:
         return
-    wanted: tuple[type, ...] = (float, int) if arg.dtype in FLOATING else (int,)
-    if isinstance(value, bool) or not isinstance(value, wanted):
-        kinds = " or ".join(kind.__name__ for kind in wanted)
-        raise UserError(f"{spec.name}'s '{arg.name}' is {type(value).__name__}; it must be a Python {kinds}")
+    is_float = arg.dtype in FLOATING
+    if isinstance(value, bool) or not isinstance(value, Real if is_float else Integral):
+        kinds = "a float or int" if is_float else "an int"
+        raise UserError(f"{spec.name}'s '{arg.name}' is {type(value).__name__}; it must be {kinds}")
+    bits, most = int(value).bit_length() if isinstance(value, Integral) else 0, 1023 if is_float else 63
+    if bits > most:
+        raise UserError(f"{spec.name}'s '{arg.name}' is an int of {bits} bits; {most} is the most")
 
 
 def _common_device(spec: KernelSpec, tensors: list[tuple[TensorArg, Any]]) -> int:

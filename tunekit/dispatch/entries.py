@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +19,7 @@ from tunekit.spec import ScalarArg, TensorArg
 GIVEN, GIVEN_AS_FLOAT, INTEGER, FLOATING, OUTPUT, WORKSPACE = range(6)
 """What an argument of the kernel is made of: as in hot_path.c."""
 WORDS = {INTEGER: "iiq", FLOATING: "iid"}
+MOST_STEPS = 64
 LATER = -2
 """The native hot path answers this, or one less for each further entry, where Python has to do the rest."""
 
@@ -39,7 +41,7 @@ class Kind:
 def kind_of(call: Call, order: Order, slots: Slots) -> Kind:
     """The kind of a checked call."""
     missing = frozenset(slot for slot, value in enumerate(slots) if value is None)
-    ints = frozenset(slot for slot, value in enumerate(slots) if type(value) is int)
+    ints = frozenset(slot for slot, value in enumerate(slots) if isinstance(value, Integral))
     tensor = next(slots[slot] for slot, arg in call.arguments if isinstance(arg, TensorArg) and slot not in missing)
     return Kind(call, order, missing, ints, tensor.device)
 
@@ -149,8 +151,8 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
 
 
 def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...], hot: HotPath) -> Recipe | None:
-    """The same natively; None where one of several outputs would have to be allocated."""
-    if len(fill.outputs) > 1 and fill.new:
+    """The same natively; None where one of several outputs would have to be allocated, or there are too many steps."""
+    if (len(fill.outputs) > 1 and fill.new) or len(kind.call.arguments) + bool(fill.workspace) > MOST_STEPS:
         return None
     new = {position: (shape, dtype) for position, shape, dtype in fill.new}
     constants = dict(fill.constants)

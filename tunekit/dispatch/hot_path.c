@@ -42,6 +42,7 @@ typedef struct {
   uint64_t* key;
   int32_t words;
   int32_t steps;
+  int64_t at; /* of the table's entries */
   int64_t answer; /* returned in place of the output, where none is allocated */
   TVMFFIObjectHandle kernel; /* NULL: the caller carries the call out */
   Step* recipe;
@@ -287,7 +288,8 @@ EXPORT int __tvm_ffi_key(void* self, const TVMFFIAny* arguments, int32_t count, 
   return TVMFFIBytesFromByteArray(&bytes, result);
 }
 
-/* put(handle, key, kernel or None, recipe, steps, answer): serve calls of `key`. The table has room, and lacks it. */
+/* put(handle, key, kernel or None, recipe, steps, answer) -> the entry that serves calls of `key`: the one that the
+ * table has, else a new one; MISS where it is full. */
 EXPORT int __tvm_ffi_put(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
   const char *key, *recipe;
   size_t key_size, recipe_size;
@@ -299,24 +301,33 @@ EXPORT int __tvm_ffi_put(void* self, const TVMFFIAny* arguments, int32_t count, 
   size_t steps = (size_t)arguments[4].v_int64, steps_size = steps * sizeof(Step);
   if (steps > MOST_ARGUMENTS || steps_size > recipe_size || key_size > MOST_WORDS * sizeof(uint64_t))
     return fail("ValueError", "a recipe or a key is too long");
-  if ((uint64_t)table->count >= table->mask) return fail("ValueError", "the dispatch table is full");
+  uint64_t words[MOST_WORDS], slot;
+  int32_t length = (int32_t)(key_size / sizeof *words);
+  memcpy(words, key, key_size);
+  uint64_t hash = hash_of(words, length);
+  Entry* known = find(table, words, length, hash, &slot);
+  if (known || (uint64_t)table->count >= table->mask) {
+    answer(result, known ? known->at : MISS);
+    return 0;
+  }
   Entry* entry = calloc(1, sizeof *entry);
-  uint64_t* words = malloc(key_size + 1);
+  uint64_t* kept = malloc(key_size + 1);
   Step* copied = malloc(steps_size + 1);
   int64_t* dims = malloc(recipe_size - steps_size + 1);
-  if (!entry || !words || !copied || !dims) {
+  if (!entry || !kept || !copied || !dims) {
     free(entry);
-    free(words);
+    free(kept);
     free(copied);
     free(dims);
     return fail("MemoryError", "no memory for a dispatch entry");
   }
-  memcpy(words, key, key_size);
+  memcpy(kept, words, key_size);
   memcpy(copied, recipe, steps_size);
   memcpy(dims, recipe + steps_size, recipe_size - steps_size);
-  entry->key = words;
-  entry->words = (int32_t)(key_size / sizeof *words);
-  entry->hash = hash_of(words, entry->words);
+  entry->key = kept;
+  entry->words = length;
+  entry->hash = hash;
+  entry->at = table->count;
   entry->recipe = copied;
   entry->steps = (int32_t)steps;
   entry->dims = dims;
@@ -325,11 +336,9 @@ EXPORT int __tvm_ffi_put(void* self, const TVMFFIAny* arguments, int32_t count, 
     entry->kernel = arguments[2].v_obj;
     TVMFFIObjectIncRef(entry->kernel);
   }
-  uint64_t slot;
-  find(table, words, entry->words, entry->hash, &slot);
   table->entries[table->count++] = entry;
   atomic_store_explicit(&table->slots[slot], entry, memory_order_release);
-  answer(result, table->count - 1);
+  answer(result, entry->at);
   return 0;
 }
 

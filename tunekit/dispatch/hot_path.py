@@ -65,8 +65,9 @@ class NativePart:
             raise TunekitError(f"no Python.h in {self.headers}: install Python's headers (python3-dev)")
         so = directory / f"{self.name}.so"
         failed = compile_c(self.source, so, *([f"-I{self.headers}"] if self.headers else []))
-        if failed:
-            raise TunekitError(failed)
+        damage = failed or damaged(so)
+        if damage:
+            raise TunekitError(f"{self.source.name} does not compile: {damage}")
         return so
 
 
@@ -104,7 +105,7 @@ def hot_path(store: ArtifactStore) -> HotPath | None:
         try:
             with _found(native_parts()[0], store) as so:
                 return HotPath(load_module(so))
-        except TunekitError as error:
+        except (TunekitError, AttributeError) as error:  # AttributeError: it lacks a function
             logger.warning("calls are dispatched in Python, at some microseconds each: %s", error)
             return None
 

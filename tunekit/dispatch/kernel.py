@@ -19,7 +19,7 @@ from tunekit.dispatch import recorder
 from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.counters import Counters
-from tunekit.dispatch.devices import DeviceFacts, Devices, TorchDevices
+from tunekit.dispatch.devices import Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
 from tunekit.dispatch.faults import as_device_fault, classify
 from tunekit.dispatch.forked import Guard
@@ -52,9 +52,9 @@ NOWHERE = (lambda *arguments: MISS, lambda answer, arguments: None)
 def load(
     name: str | Path,
     *,
-    database: Path | None = None,
-    artifacts: Path | None = None,
-    bundle: Path | None = None,
+    database: str | Path | None = None,
+    artifacts: str | Path | None = None,
+    bundle: str | Path | None = None,
     fallback: str = "default",
     strict: bool = False,
     compile: Compile = "never",
@@ -84,7 +84,7 @@ def load(
             spec, or named beside a database, artifacts, compiling or watching.
     """
     chosen = policy(fallback, strict, compile, all_or_nothing, watch_s)
-    reference = absolute_reference(str(name))
+    reference = absolute_reference(name)
     spec = load_spec(reference)
     devices = devices or TorchDevices()
     if bundle is not None:
@@ -92,13 +92,16 @@ def load(
             raise UserError("a bundle serves alone: leave out database, artifacts, compile and watch_s")
         from tunekit.dispatch.bundled import open_library  # here: most servers have none
 
-        bundled = open_library(spec, Path(bundle))
+        bundled = open_library(spec, Path(bundle).absolute())
         ranks = join(spec.name, bundled.store) if all_or_nothing else None
         resolver = Resolver(spec, reference, bundled.bundle, bundled, None, chosen, devices, ranks)
         return make_kernel(spec, resolver, bundled.store if native else None)
     settings = load_settings(database=database)
-    if artifacts is not None:
-        settings = replace(settings, artifacts=artifacts)
+    settings = replace(
+        settings,  # read whenever something is missing, wherever the process is by then
+        database=Path(settings.database).absolute(),
+        artifacts=Path(artifacts or settings.artifacts).absolute(),
+    )
     library = Library(spec, ArtifactStore(settings.artifacts))
     compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
     wait_s = WAIT_S if compiler is None else 2 * compiler.wait_s
@@ -153,7 +156,7 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
-    def _call(self, *args: Any, **keywords: Any) -> Any:
+    def _call(self, /, *args: Any, **keywords: Any) -> Any:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
@@ -182,10 +185,12 @@ class Kernel:
 
         Raises:
             NoKernelError: nothing can serve the problem.
-            UserError: the problem lacks an axis, or has a value that is not allowed; or nothing was called or bound
-                for it before, and a CUDA graph is being captured.
+            UserError: the problem lacks an axis, or has a value that is not allowed; no such device; nothing was
+                called or bound for it before, and a CUDA graph is being captured.
         """
         complete = self.spec.problem(problem)
+        if device is not None and not isinstance(device, int):
+            raise UserError(f"device is {device!r}; it must be torch's index of a GPU, or -1 for the CPU")
         index = self._resolver.devices.current() if device is None else device
         choice, function = self._resolver.pick(self._outside_capture(Call(complete, index, ())))
         elements = workspace(self.spec, choice.variant, complete)
@@ -196,7 +201,7 @@ class Kernel:
         scratch = torch.empty(elements, dtype=torch.float32, device="cpu" if index < 0 else f"cuda:{index}")
         return lambda *arguments: function(*arguments, scratch)
 
-    def choice(self, *args: Any, **keywords: Any) -> Choice:
+    def choice(self, /, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
         slots, given = self._form.arrange(args, keywords)
         return self._resolver.pick(self._outside_capture(check(self.spec, slots, given)))[0]
@@ -219,10 +224,6 @@ class Kernel:
         self._resolver.forget()
         renewed = self._renew(lambda choice: True)
         self._resolver.drop(lambda asked, _: asked not in renewed)
-
-    def device_facts(self, index: int) -> DeviceFacts:
-        """The device of that index as dispatch sees it (-1: the CPU)."""
-        return self._resolver.devices.facts(index)
 
     def stats(self) -> dict[str, int]:
         """Counters: ``problems`` resolved and how many at each level (each once, not each call), or in ``error``.
@@ -378,11 +379,10 @@ class Kernel:
 
     def _explain(self, place: Place, values: tuple[Any, ...], error: Exception) -> None:
         """After a call that raised: say what it was, if the GPU faulted or the arguments are to blame."""
-        if classify(error):
-            table = self._tables.get(place)
-            entry = table.entry(values) if table is not None else None
-            if entry is not None:
-                self._raise_fault(entry, error)
+        table = self._tables.get(place) if classify(error) else None
+        entry = table.entry(values) if table is not None else None
+        if entry is not None:
+            self._raise_fault(entry, error)
         given, order = self._form.meaning(place)
         check(self.spec, order.slots(values), given)
 

@@ -34,6 +34,16 @@ when that could go. There are as many as artifacts, which depend on the static a
 _loading = Guard()
 
 
+def sweep_command(reference: str, arch: str, problem: Values) -> str:
+    """The command that tunes a problem."""
+    return f"tunekit sweep {shlex.quote(reference)} --arch {arch} --problem {problem}"
+
+
+def compile_command(reference: str, variant: Variant, problem: Values) -> str:
+    """The command that compiles a variant for a problem into the store."""
+    return f"tunekit compile {shlex.quote(reference)} --arch {variant.arch} --variant {variant.id} --problem {problem}"
+
+
 class Library:
     """The artifacts of one spec in one store.
 
@@ -141,10 +151,7 @@ class Library:
 
     def way_out(self, reference: str, arch: str, problem: Values) -> str:
         """What to do where nothing in here serves a problem, in a sentence without its full stop."""
-        return (
-            f"Tune it with `tunekit sweep {shlex.quote(reference)} --arch {arch} --problem {problem}`, "
-            "or load it with compile='allow'"
-        )
+        return f"Tune it with `{sweep_command(reference, arch, problem)}`, or load it with compile='allow'"
 
     def _same_sources(self, winner: Winner, problem: Values) -> bool:
         """Whether a winner's artifact was made from the present sources, by the compiler that it names."""

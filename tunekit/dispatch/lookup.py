@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from tunekit.arch import parse_arch
+from tunekit.arch import ARCHES, parse_arch
 from tunekit.dispatch.ladder import Candidate, Known, Table, explain_no_kernel, sort_out, walk
 from tunekit.dispatch.library import Library
 from tunekit.environment import environment
@@ -124,7 +124,15 @@ def present_protocols(spec: KernelSpec, arch: str, here: Environment) -> frozens
 
 def no_kernel(library: Library, reference: str, arch: str, problem: Values, why: str, missed: tuple[str, ...]) -> str:
     """The message of a NoKernelError: shape, `why` in the spec's words, what was tried and the way out."""
+    spec = library.spec
+    runs_on = [name for name, at in ARCHES.items() if not all(each.unsupported(at) for each in spec.implementations)]
+    if runs_on and arch not in runs_on:
+        there, known = ("the CPU" if name == "host" else name for name in (arch, ", ".join(runs_on)))
+        return (
+            f"no kernel serves {spec.name} {problem} on {there}: it has implementations for {known}; "
+            "use tensors that lie there"
+        )
     return (
-        f"no kernel serves {library.spec.name} {problem} on {arch}: {why}. "
+        f"no kernel serves {spec.name} {problem} on {arch}: {why}. "
         f"Tried {'; '.join(missed)}. {library.way_out(reference, arch, problem)}"
     )

@@ -36,13 +36,16 @@ def policy(
     """A policy from what a caller says.
 
     Raises:
-        UserError: an unknown word, or words that exclude each other.
+        UserError: an unknown word, a value of another type, or words that exclude each other.
     """
+    for name, value in (("strict", strict), ("all_or_nothing", all_or_nothing)):
+        if not isinstance(value, bool):
+            raise UserError(f"{name} is {value!r}; it must be True or False")
     if compile not in get_args(Compile):
         raise UserError(f"compile is {compile!r}; it must be 'never', 'allow' or 'background'")
     if strict and compile != "never":
         raise UserError(f"strict mode never compiles: leave out strict=True or compile={compile!r}")
-    if watch_s is not None and not 0 < watch_s < math.inf:
+    if watch_s is not None and not (isinstance(watch_s, (int, float)) and 0 < watch_s < math.inf):
         raise UserError(f"watch_s is {watch_s!r}; it must be a positive number of seconds")
     by_itself = "compile='background'" if compile == "background" else "watch_s" if watch_s is not None else ""
     if all_or_nothing and by_itself:

@@ -17,7 +17,7 @@ from tunekit.dispatch.faults import as_device_fault
 from tunekit.dispatch.forked import Guard, renew
 from tunekit.dispatch.kept import Kept
 from tunekit.dispatch.ladder import Candidate, Table, Walk, explain_no_kernel, walk
-from tunekit.dispatch.library import Function, Library
+from tunekit.dispatch.library import Function, Library, compile_command, sweep_command
 from tunekit.dispatch.lookup import no_kernel, read_table
 from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Policy
@@ -39,8 +39,6 @@ Asked = tuple[int, Values]
 MOST_SERVED = 16_384
 """Problems whose choice is kept; one that is forgotten is resolved again."""
 MOST_WARNINGS = 4096
-MOST_UNSERVED = 256
-"""Problems that nothing serves of which the reason is kept."""
 SAY_S = 2.0
 """A thread that waits this long for another says what for."""
 
@@ -112,7 +110,7 @@ class Resolver:
         self._guard = Guard()
         self._reading = Guard()
         self._warned: Kept[str, bool] = Kept(MOST_WARNINGS)
-        self._unserved: Kept[tuple[str, Values], str] = Kept(MOST_UNSERVED)
+        self._unserved: Kept[tuple[str, Values], str] = Kept(MOST_WARNINGS)
         renew(self)
 
     def pick(self, call: Call) -> Served:
@@ -275,8 +273,8 @@ class Resolver:
                 return None, lacks
             raise NoKernelError(
                 f"{self.spec.name} {problem} on {arch} would be served by {candidate.level} ({candidate.variant}: "
-                f"{candidate.why}), but fallback='{self.policy.fallback}' ends before that; tune it with "
-                f"`tunekit sweep`, or allow fallback='{candidate.level}'"
+                f"{candidate.why}), but fallback='{self.policy.fallback}' ends before that. "
+                f"{self._way_to_better(arch, problem)}, or allow fallback='{candidate.level}'"
             )
         if artifact is None and chosen is None:
             artifact, lacks = self._compile(candidate, resolution, lacks)
@@ -291,7 +289,7 @@ class Resolver:
         if self.policy.strict:
             raise NoKernelError(
                 f"strict mode: {self.spec.name} {problem} would be served by {candidate.level} "
-                f"({candidate.variant}: {candidate.why}), but {lacks}"
+                f"({candidate.variant}: {candidate.why}), but {lacks}{self._way_to_have(candidate, arch, problem)}"
             )
         return None, lacks
 
@@ -313,6 +311,22 @@ class Resolver:
             return None, lacks
         resolution.doing = f"the compile of {variant}"
         return self.compile_now(key, variant, problem, lambda: False)
+
+    def _way_to_better(self, arch: str, problem: Values) -> str:
+        """What to do for a problem that no allowed level serves, in a sentence without its full stop."""
+        if isinstance(self._source, Path):
+            return f"Tune it with `{sweep_command(self._reference, arch, problem)}`"
+        return self._library.way_out(self._reference, arch, problem)
+
+    def _way_to_have(self, candidate: Candidate, arch: str, problem: Values) -> str:
+        """What to do for a candidate whose artifact is missing, as a sentence; empty where that says it already."""
+        if not isinstance(self._source, Path):
+            return f". {self._library.way_out(self._reference, arch, problem)}"
+        variant = candidate.variant
+        key = self._library.present_key(candidate, problem)
+        if self.spec.implementation(variant.implementation).is_library or self._library.has_failed(key):
+            return ""
+        return f". Compile it with `{compile_command(self._reference, variant, problem)}`"
 
     def compile_now(
         self, key: str, variant: Variant, problem: Values, stopped: Callable[[], bool]

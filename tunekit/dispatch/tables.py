@@ -111,25 +111,26 @@ class NativeTable:
         self._handle = hot.make(capacity)
         self.function: Callable[..., Any] = hot.function(self._handle)
         self.capacity = capacity
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, tuple[Entry, int]] = {}
+        """With their places in the native table. It may have more: those at which Ctrl-C came before they got here."""
         self._later: list[Entry] = []
         """The entries of which something is left to Python; the answer says which."""
 
     def add(self, key: Hashable, entry: Entry) -> bool:
         if not isinstance(key, bytes) or key in self._entries:
             return True
-        if len(self._entries) + 1 >= self.capacity:
-            return False
         recipe = entry.recipe
         answer = recipe.answer if recipe else LATER
         if answer == LATER:
             answer -= len(self._later)
             self._later.append(entry)
         if recipe is None:
-            self._hot.put(self._handle, key, None, b"", 0, answer)
+            place = self._hot.put(self._handle, key, None, b"", 0, answer)
         else:
-            self._hot.put(self._handle, key, entry.function, recipe.packed, recipe.steps, answer)
-        self._entries[key] = entry
+            place = self._hot.put(self._handle, key, entry.function, recipe.packed, recipe.steps, answer)
+        if place == MISS:
+            return False
+        self._entries[key] = entry, place
         return True
 
     def key(self, values: Values) -> bytes | None:
@@ -137,7 +138,8 @@ class NativeTable:
 
     def entry(self, values: Values) -> Entry | None:
         key = self.key(values)
-        return None if key is None else self._entries.get(key)
+        found = None if key is None else self._entries.get(key)
+        return found[0] if found else None
 
     def finish(self, answer: int, values: Values) -> Any:
         entry = self._later[LATER - answer]
@@ -145,5 +147,5 @@ class NativeTable:
         return entry.run(slots) if entry.recipe is None else entry.returned(slots)
 
     def called(self) -> Iterator[tuple[Hashable, Entry, int]]:
-        for at, (key, entry) in enumerate(list(self._entries.items())):
-            yield key, entry, self._hot.calls(self._handle, at)
+        for key, (entry, place) in list(self._entries.items()):
+            yield key, entry, self._hot.calls(self._handle, place)

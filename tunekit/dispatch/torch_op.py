@@ -91,7 +91,7 @@ class TorchOp:
     def __repr__(self) -> str:
         return f"<torch.ops.{NAMESPACE}.{self.kernel.spec.name}>"
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
+    def __call__(self, /, *args: Any, **keywords: Any) -> Any:
         named = {}
         for name, value in keywords.items():
             if name not in self._names:

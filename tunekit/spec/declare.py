@@ -223,7 +223,7 @@ class KernelSpec:
             try:
                 self.problem(example)
             except SpecError as error:
-                of = f"{error.field}: " if error.field != self.name else ""
+                of = f"{error.field}: " if error.field else ""
                 raise SpecError(f"{dict(example)}: {of}{error.message}", field="examples") from error
 
     @property
@@ -239,17 +239,19 @@ class KernelSpec:
             SpecError: an unknown, missing or disallowed value, named with its axis.
         """
         axes = self.axis
+        if not isinstance(given, Mapping):
+            raise SpecError(f"a problem is a dict of axis values, not {type(given).__name__}", where=self.name)
         for name in given:
             if name not in axes:
-                raise SpecError(unknown("axis", name, axes), field=self.name)
+                raise SpecError(unknown("axis", name, axes), where=self.name)
         try:
             problem = problems.complete(self.axes, given)
             problem = problem.implying(problems.implied(self.axes, problem))
         except SpecError as error:
-            raise SpecError(error.message, field=error.field or self.name) from error
+            raise SpecError(error.message, field=error.field, where=self.name) from error
         for constraint in self.constraints:
             if not constraint.holds(problem):
-                raise SpecError(f"{problem}: {constraint.name}: {constraint.why}", field=self.name)
+                raise SpecError(f"{problem}: {constraint.name}: {constraint.why}", where=self.name)
         return problem
 
     def derived(self, problem: Values) -> frozenset[str]:

@@ -68,8 +68,15 @@ def load_spec(reference: str) -> KernelSpec:
     )
 
 
-def absolute_reference(reference: str) -> str:
-    """A reference to a spec that loads from any working directory."""
+def absolute_reference(named: str | Path) -> str:
+    """A reference to a spec that loads from any working directory.
+
+    Raises:
+        UserError: `named` is neither a name nor a path.
+    """
+    if not isinstance(named, (str, Path)):
+        raise UserError(f"a spec is given by its name or its file's path, not as {type(named).__name__}")
+    reference = str(named)
     path, colon, name = reference.partition(".py:")
     if colon:
         return f"{Path(path + '.py').absolute()}:{name}"

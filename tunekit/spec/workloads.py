@@ -109,7 +109,7 @@ def completed(spec: KernelSpec, given: Mapping[str, Value]) -> Values:
     try:
         return spec.problem(given)
     except SpecError as error:
-        where = f"{spec.name}: {error.field}: " if error.field and error.field != spec.name else f"{spec.name}: "
+        where = f"{spec.name}: {error.field}: " if error.field else f"{spec.name}: "
         raise UserError(where + error.message) from None
 
 

@@ -127,8 +127,8 @@ def check_sums(root: Path) -> None:
     for name, wanted in listed.items():
         try:
             content = (root / name).read_bytes()
-        except OSError as error:
-            damaged.append(f"{name}: {error.strerror}")
+        except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+            damaged.append(f"{name}: {getattr(error, 'strerror', error)}")
             continue
         if hashlib.sha256(content).hexdigest() != wanted:
             damaged.append(f"{name} is not what {SUMS} says ({len(content)} bytes)")
@@ -156,26 +156,46 @@ def _read(root: Path) -> Bundle:
     plain = rows.parse((root / INDEX).read_text("utf-8"), INDEX)
     if plain["format"] != FORMAT:
         raise rows.RowError(f"format {plain['format']!r}, this tunekit reads {FORMAT}")
-    spec, version, arch = plain["spec"], rows.count(plain["version"], "version"), plain["arch"]
+    spec, arch, machine = (rows.text(plain[name], name) for name in ("spec", "arch", "machine"))
+    version = rows.count(plain["version"], "version")
     entries = []
     for each in plain["entries"]:
-        variant = Variant(spec, version, each["implementation"], arch, Values(each["tunables"]), each["variant"])
+        implementation, identity = (rows.text(each[name], name) for name in ("implementation", "variant"))
+        tunables = rows.plain_values(each["tunables"], "tunables")
         entries.append(
             Entry(
-                problem=Values(each["problem"]),
-                variant=variant,
+                problem=rows.plain_values(each["problem"], "problem"),
+                variant=Variant(spec, version, implementation, arch, tunables, identity),
                 key=rows.text(each["key"], "key"),
                 symbol=rows.text(each["symbol"], "symbol"),
                 file=rows.text(each["file"], "file"),
-                arguments=tuple(each["arguments"]),
+                arguments=_named(each["arguments"], "arguments"),
                 workspace=rows.count(each["workspace"], "workspace"),
-                toolchain=each["toolchain"],
+                toolchain=_versions(each["toolchain"], "toolchain"),
             )
         )
     parsed = [lines.parse_line(line).value for _, line in lines.split((root / WINNERS).read_bytes())]
     winners = tuple(value for value in parsed if isinstance(value, Winner))
-    head = {name: plain[name] for name in ("spec", "version", "arch", "machine", "needs", "made_with")}
-    return Bundle(root=root, axes=tuple(plain["axes"]), entries=tuple(entries), winners=winners, **head)
+    needs, made_with = (_versions(plain[name], name) for name in ("needs", "made_with"))
+    axes = _named(plain["axes"], "axes")
+    return Bundle(root, spec, version, arch, machine, axes, tuple(entries), winners, needs, made_with)
+
+
+def _named(plain: object, field: str) -> tuple[Mapping[str, Any], ...]:
+    """A list of objects, each with a name."""
+    if not isinstance(plain, list):
+        raise rows.RowError(f"{field} is no list")
+    for each in plain:
+        if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+            raise rows.RowError(f"{field} has {each!r}, which has no name")
+    return tuple(plain)
+
+
+def _versions(plain: object, field: str) -> Mapping[str, str | None]:
+    """Versions by package."""
+    if not isinstance(plain, dict):
+        raise rows.RowError(f"{field} is no object")
+    return {name: rows.optional_text(version, name) for name, version in plain.items()}
 
 
 def index_of(bundle: Bundle) -> dict[str, Any]:

@@ -39,9 +39,13 @@ def check_target(out: Path, *, force: bool) -> None:
     """Refuse a place where a bundle can't be put.
 
     Raises:
-        UserError: a file, a directory that holds something else, or a bundle and not `force`; or nothing can be
-            written there.
+        UserError: a file, a directory that holds something else, or a bundle and not `force`; the current
+            directory; or nothing can be written there.
     """
+    if out.resolve() == Path.cwd():
+        raise UserError(
+            f"{out} is where this runs, and a bundle takes a directory's place; name one in it, or beside it"
+        )
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out names a directory that the bundle becomes")
     if out.is_dir() and any(out.iterdir()):
@@ -70,15 +74,15 @@ def write_bundle(
         UserError: as :func:`check_target`.
         DatabaseError: a file can't be read or written.
     """
-    out = bundle.root
-    check_target(out, force=force)
+    check_target(bundle.root, force=force)
+    out = bundle.root.resolve()  # a link stays one
     try:
         with _beside(out) as scratch:
             whole = _fill(scratch, bundle, parts, besides, source)
             _publish(scratch, out)
     except OSError as error:
         raise DatabaseError(f"can't write {error.filename or out}: {error.strerror}") from error
-    return replace(whole, root=out)
+    return replace(whole, root=bundle.root)
 
 
 def _fill(

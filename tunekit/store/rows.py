@@ -146,10 +146,11 @@ def parse(source: str, field: str) -> Any:
 
 def values(source: object, field: str) -> Values:
     """The ``Values`` of a JSON column: an object of plain values."""
-    return _plain_values(parse(text(source, field), field), field)
+    return plain_values(parse(text(source, field), field), field)
 
 
-def _plain_values(plain: object, field: str) -> Values:
+def plain_values(plain: object, field: str) -> Values:
+    """The ``Values`` of a parsed object of plain values."""
     if not isinstance(plain, dict):
         raise RowError(f"{field} is not an object")
     for name, item in plain.items():
@@ -332,7 +333,7 @@ def _windows_of(source: object) -> tuple[Values, ...]:
     plain = [] if source is None else parse(text(source, "windows"), "windows")
     if not isinstance(plain, list):
         raise RowError("windows is not a list")
-    return tuple(_plain_values(item, f"windows[{index}]") for index, item in enumerate(plain))
+    return tuple(plain_values(item, f"windows[{index}]") for index, item in enumerate(plain))
 
 
 def _member(kind: Any, value: object, field: str) -> Any:
