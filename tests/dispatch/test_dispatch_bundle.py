@@ -31,7 +31,7 @@ from tunekit.model import Level
 from tunekit.settings import Settings
 from tunekit.spec import TensorArg, load_spec
 from tunekit.store import bundle_writer
-from tunekit.store.bundle import open_bundle
+from tunekit.store.bundle import newest, open_bundle
 
 NOT_THERE = ("cutlass", "nvidia", "cuda", "sqlite_utils", "optuna", "rich", "click", "filelock", "psutil")
 """What no serving machine needs: packages by the beginning of their names."""
@@ -594,3 +594,7 @@ def test_the_runtime_library_alone_is_enough(cute, bare, tmp_path):
     (place / RUNTIME_LIBRARY).symlink_to(library)
     alone = child(LOAD, CUTE, cute, site=bare, PYTHONPATH=f"{ROOT}:{bare}:{tmp_path}")
     assert alone.stdout.split() == ["default", "1", "None"], alone.stderr
+
+
+def test_the_newest_version_is_told_by_its_numbers():
+    assert newest(["4.8.1", "4.10.0", "4.9"]) == "4.10.0" and newest([]) is None

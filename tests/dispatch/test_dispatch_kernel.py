@@ -347,3 +347,23 @@ def test_tensors_where_the_spec_has_no_kernel_are_refused_in_a_line(tuned):
     with pytest.raises(NoKernelError, match=r"on the CPU: it has implementations for sm_90a.*; use") as caught:
         tunekit.load("fmha", **tuned.places)(q, kv, kv)
     assert "tunekit sweep" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+def test_what_failed_is_tried_again_after_a_refresh(tuned, tmp_path):
+    """An artifact that can't be loaded is ruled out; once it is mended, a refresh takes it up."""
+    best = tuned.tune({"rows": 64}, unroll=8, delay_us=0)
+    tuned.tune({"rows": 1024}, unroll=4, delay_us=0)
+    store = ArtifactStore(tuned.artifacts)
+    sound = store.get(best.artifact)
+    content, text = tmp_path / "sound.so", tmp_path / "text.so"
+    content.write_bytes(store.path(sound).read_bytes())
+    text.write_text("no library")
+    store.put(best.artifact, sound.symbol, {"so": text})
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    x = torch.randn(64, 64)
+    kernel(x)
+    assert kernel.choice(x).variant.tunables.unroll == 4
+    store.put(best.artifact, sound.symbol, {"so": content})
+    kernel.refresh()
+    assert kernel.choice(x).variant.tunables.unroll == 8
+    check(tuned, {"rows": 64}, {"x": x}, {"y": kernel(x)})

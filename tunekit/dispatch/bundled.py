@@ -11,7 +11,7 @@ from tunekit.dispatch.library import Library
 from tunekit.errors import UserError
 from tunekit.model import Artifact, Values
 from tunekit.spec import KernelSpec
-from tunekit.store.bundle import Bundle, Entry, artifact_of, open_bundle
+from tunekit.store.bundle import Bundle, Entry, artifact_of, newest, open_bundle
 
 
 class BundledLibrary(Library):
@@ -70,7 +70,7 @@ def open_library(spec: KernelSpec, root: Path) -> BundledLibrary:
     bundle = open_bundle(root, spec)
     versions = {entry.toolchain.get("nvidia-cutlass-dsl") for entry in bundle.entries} - {None}
     needs_runtime = any(spec.implementation(e.variant.implementation).backend == "cutedsl" for e in bundle.entries)
-    lacking = missing_runtime(max(filter(None, versions), default=None)) if needs_runtime else None
+    lacking = missing_runtime(newest(filter(None, versions))) if needs_runtime else None
     if lacking:
         raise UserError(f"bundle {root} can't be served: {lacking}")
     return BundledLibrary(spec, bundle)

@@ -27,7 +27,7 @@ from tunekit.progress import SweepEvent
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec, absolute_reference
 from tunekit.store.artifacts import ArtifactStore
-from tunekit.store.bundle import Bundle, Entry, arguments_of, axes_of
+from tunekit.store.bundle import Bundle, Entry, arguments_of, axes_of, newest
 from tunekit.store.bundle_writer import Part, check_target, write_bundle
 from tunekit.store.shipped import shipped_winners
 from tunekit.store.winners import read_winners
@@ -224,9 +224,9 @@ def _bundle(
 ) -> Bundle:
     tools = identity.toolchain()
     needs = {"apache-tvm-ffi": tools["apache-tvm-ffi"]}
-    compilers = {dsl for part in parts if (dsl := part.entry.toolchain.get("nvidia-cutlass-dsl"))}
-    if compilers:
-        needs[RUNTIME_PACKAGE] = max(compilers)
+    compiler = newest(dsl for part in parts if (dsl := part.entry.toolchain.get("nvidia-cutlass-dsl")))
+    if compiler:
+        needs[RUNTIME_PACKAGE] = compiler
     made_with = {"tunekit": environment(0).tunekit, **tools}
     unique = tuple(dict.fromkeys(winners))
     machine = platform.machine()

@@ -145,9 +145,9 @@ class Library:
         self._found.pop(key)
         self._ruled_out.put(key, why)
 
-    def look_again(self) -> None:
-        """Forget which keys the store did not have; what failed stays ruled out."""
-        self._ruled_out.drop(lambda _, why: not why)
+    def look_again(self, failed: bool = False) -> None:
+        """Forget which keys the store did not have; with `failed`, those too that failed."""
+        self._ruled_out.drop(lambda _, why: failed or not why)
 
     def way_out(self, reference: str, arch: str, problem: Values) -> str:
         """What to do where nothing in here serves a problem, in a sentence without its full stop."""

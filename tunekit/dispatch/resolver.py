@@ -127,7 +127,7 @@ class Resolver:
         return (call.device, call.problem) in self._served
 
     def forget(self) -> None:
-        """Read the winners again when they are next wanted, and look again for what was missing.
+        """Read the winners again when they are next wanted, and look again for what was missing or failed.
 
         The choices made stand until they are made again (`renew`).
         """
@@ -136,7 +136,7 @@ class Resolver:
             self._refreshes += 1
         with self._reading:
             self._tables.clear()
-        self._library.look_again()
+        self._library.look_again(failed=True)
 
     def renew(self, calls: Iterable[Call]) -> set[Asked]:
         """Choose again for these calls. Returns what for: without those that nothing can serve now, each said."""

@@ -17,7 +17,7 @@ import hashlib
 import math
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -291,3 +291,8 @@ def artifact_of(bundle: Bundle, entry: Entry) -> Artifact:
     if artifact is None:
         raise UserError(f"bundle {bundle.root} is damaged: {entry.file} is gone; copy it again")
     return artifact
+
+
+def newest(versions: Iterable[str]) -> str | None:
+    """The highest of version numbers, number by number; None of none."""
+    return max(versions, key=lambda version: [int(part) for part in re.findall(r"\d+", version)], default=None)
