@@ -63,21 +63,22 @@ def test_a_kernel_that_does_not_compile_is_left_out_with_its_reason(tunekit, tmp
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("there", ["a file", "a directory", "a bundle"])
-def test_what_is_in_the_way_is_one_clear_line(tunekit, swept, tmp_path, there):
-    out = tmp_path / "bundle"
-    if there == "a file":
-        out.write_text("mine")
-    elif there == "a directory":
-        out.mkdir()
-        (out / "mine").write_text("mine")
-    else:
-        tunekit("bundle", swept, "--out", str(out))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    done = tunekit("bundle", swept, "--out", str(out))
-    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
-    assert str(out) in done.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+def test_what_is_in_the_way_is_one_clear_line(tunekit, swept, tmp_path):
+    for there in ("a file", "a directory", "a bundle"):
+        place = tmp_path / there
+        place.mkdir()
+        out = place / "bundle"
+        if there == "a file":
+            out.write_text("mine")
+        elif there == "a directory":
+            out.mkdir()
+            (out / "mine").write_text("mine")
+        else:
+            tunekit("bundle", swept, "--out", str(out))
+        done = tunekit("bundle", swept, "--out", str(out))
+        assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+        assert str(out) in done.err
+        assert [path.name for path in place.iterdir()] == ["bundle"]
 
 
 def test_without_winners_it_says_how_to_tune(tunekit, scale, tmp_path):

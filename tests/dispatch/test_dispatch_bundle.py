@@ -583,6 +583,7 @@ def test_without_the_runtime_library_one_sentence_says_what_to_install(cute, bar
     assert f"pip install --no-deps nvidia-cutlass-dsl-libs-cu12=={version}" in words
 
 
+@pytest.mark.slow
 def test_the_runtime_library_alone_is_enough(cute, bare, tmp_path):
     """On the linker's path, or as its package alone lays it out: the kernel loads with no compiler installed."""
     library = runtime_library()

@@ -118,7 +118,7 @@ def test_what_begins_anew_after_a_fork_may_take_locks_that_were_held():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("after_s", [pytest.param(0.0, marks=pytest.mark.slow), 3.0])
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_a_process_that_ends_while_it_compiles_leaves_nothing_behind(tuned, after_s):
     """At once, while the compile server starts, and later, while a native compile hangs."""
     tuned.reference = f"{tuned.specs / 'host_limited.py'}:unlimited"

@@ -166,9 +166,8 @@ def test_all_ranks_take_what_all_can_load(tuned, tmp_path, gloo):
     assert alone[0]["found"]["64"] == ["exact", 8]
 
 
-@pytest.mark.parametrize(
-    "gloo", [pytest.param(True, marks=pytest.mark.slow), False], ids=["torch.distributed", "files"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("gloo", [True, False], ids=["torch.distributed", "files"])
 def test_a_rank_that_never_asks_is_named_after_the_limit(tuned, gloo):
     tuned.tune({"rows": 64}, unroll=8, delay_us=0)
     done, errors = start(tuned, [tuned.root] * 3, [[64], [64], [1024]], gloo=gloo, all_or_nothing=True, wait_s=1.5)

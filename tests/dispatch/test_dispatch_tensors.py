@@ -99,6 +99,7 @@ def test_every_layout_is_right_or_refused_in_either_order(tuned, backwards):
         serve_or_refuse(kernel, make(), words)
 
 
+@pytest.mark.slow
 def test_every_layout_is_right_or_refused_in_another_process(tuned):
     """Case 15, across two processes that share what is stored: the second meets the refused ones first."""
     tuned.tune({"rows": ROWS}, unroll=4, delay_us=0)
@@ -226,7 +227,7 @@ print("refused")
 """
 
 
-@pytest.mark.parametrize("way", ["native", "python"])
+@pytest.mark.parametrize("way", ["native", pytest.param("python", marks=pytest.mark.slow)])
 def test_what_has_no_memory_is_refused_by_a_warm_key_too(tuned, way):
     """Such a tensor has the shape and dtype of one that was served, and a null pointer: it must not find its entry.
 

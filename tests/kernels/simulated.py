@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tunekit import identity
 from tunekit.arch import ARCHES
@@ -22,6 +24,11 @@ SPEC = load_spec("fmha")
 LIMITS = Limits(trace_s=60.0, backend_s=120.0, memory_bytes=8 * 2**30)
 
 Run = Callable[..., Outcome]
+
+
+def quick_but(names: Iterable[str], slow: set[str]) -> list[Any]:
+    """Parameters of which these are for the slow run: each compiles and simulates a kernel for ten seconds."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def variant_of(arch: str, implementation: str, problem: Values, tunables: Mapping[str, Any]) -> Variant:

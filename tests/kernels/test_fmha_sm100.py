@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kernel_specs.kernels.fmha_sm100_space import BASE
-from tests.kernels.simulated import SPEC, Run, simulating
+from tests.kernels.simulated import SPEC, Run, quick_but, simulating
 from tests.kernels.test_fmha import declared, fitting, run
 from tunekit.arch import ARCHES
 from tunekit.compiling import units
@@ -70,7 +70,13 @@ def check(simulated: Run, problem: dict[str, Any], tunables: dict[str, Any], sch
     assert (outcome.facts.get("spill_bytes") or 0) <= SPILL_BYTES
 
 
-@pytest.mark.parametrize("name", COMBINED)
+LONGER = {
+    "pages, a split of the keys, 64 rows",
+    "packed sequences, causal, two row groups, fp16",
+}
+
+
+@pytest.mark.parametrize("name", quick_but(COMBINED, LONGER))
 def test_flags_in_combination(simulated: Run, name: str) -> None:
     check(simulated, *COMBINED[name], schedules=2)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.simulated import SPEC, Run, simulating
+from tests.kernels.simulated import SPEC, Run, quick_but, simulating
 from tests.kernels.test_fmha import declared, fitting, run
 from tunekit.arch import ARCHES
 from tunekit.compiling import units
@@ -78,7 +78,14 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
-@pytest.mark.parametrize("name", COMBINED)
+LONGER = {
+    "causal, heads side by side",
+    "pages lengths window of packed sequences",
+    "causal packed sequences to merge",
+}
+
+
+@pytest.mark.parametrize("name", quick_but(COMBINED, LONGER))
 def test_flags_in_combination(simulated: Run, name: str) -> None:
     problem, tunables = COMBINED[name]
     outcome = simulated(problem, tunables, schedules=2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.simulated import SPEC, Run, simulating
+from tests.kernels.simulated import SPEC, Run, quick_but, simulating
 from tests.kernels.test_fmha import declared, fitting, run
 from tunekit.compiling import units
 from tunekit.model import Values, Variant
@@ -59,7 +59,7 @@ def check(simulated: Run, problem: dict[str, Any], tunables: dict[str, Any], sch
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", quick_but(FAST, {"separate K and V, splits merge in the cluster"}))
 def test_flags_in_combination(simulated: Run, name: str) -> None:
     check(simulated, *FAST[name])
 

@@ -45,6 +45,7 @@ def test_a_library_serves_from_a_bundle_where_it_is_installed(
     assert f"{PACKAGE} is not installed" in caplog.text
 
 
+@pytest.mark.slow
 def test_another_version_of_a_library_is_labelled_in_a_bundle(cache: Cache, install: Install, tmp_path: Path) -> None:
     install("1.0")
     cache.run(BY_FAKE, variants=ids(BY_FAKE, loop=SLOW, fake=0))
@@ -54,6 +55,7 @@ def test_another_version_of_a_library_is_labelled_in_a_bundle(cache: Cache, inst
     assert choice.level is Level.NEAREST and f"{PACKAGE} 1.0, here 2.0" in choice.why
 
 
+@pytest.mark.slow
 def test_a_bundle_may_hold_a_librarys_record_alone(cache: Cache, install: Install, tmp_path: Path) -> None:
     install("1.0")
     cache.run(ONLY_FAKE, variants=ids(ONLY_FAKE, fake=0))
