@@ -93,6 +93,7 @@ def test_a_limit_kills_at_that_limit(environ, tmp_path, spec, flags, variables, 
     assert survivors(environ) == []
 
 
+@pytest.mark.slow
 def test_a_hang_is_remembered_until_asked_for_again(environ):
     """The next run skips what hung, in a sentence; --retry-failed tries it again."""
     command = [sys.executable, "-m", "tunekit", "compile", f"{SLOW}:shell_hang", "--trace-timeout", "1"]
@@ -149,6 +150,7 @@ def test_a_command_without_stdout_or_an_encoding_for_its_words(environ, tmp_path
         assert said in done.stdout.decode("ascii")
 
 
+@pytest.mark.slow
 def test_what_is_cached_is_not_compiled_again_unless_forced(environ):
     """Cases 19 and 63: a second process compiles nothing; --force compiles all."""
     variant = json.loads(

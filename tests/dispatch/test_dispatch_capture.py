@@ -176,6 +176,7 @@ def test_the_command_keeps_what_a_terminated_program_asked_for(tuned, tmp_path):
     assert counts(path) == {("host_scale", 64): 5, ("host_scale", 48): 2}
 
 
+@pytest.mark.slow
 def test_the_commands_status_is_the_programs(tuned, tmp_path):
     tuned.tune({"rows": 64}, unroll=4, delay_us=0)
     process = captured(tuned, tmp_path / "w.jsonl", "fails")

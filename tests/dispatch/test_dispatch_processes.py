@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 NOBODY = 65534
 PR_CAPBSET_DROP = 24
@@ -104,6 +106,7 @@ def test_two_fresh_processes_compile_once(tuned):
     assert first["y"] == second["y"]
 
 
+@pytest.mark.slow
 def test_dispatch_from_a_cache_that_cannot_be_written(tuned):
     """Case 31: a complete cache with mode 0555, another owner and no HOME: dispatch and best work."""
     tuned.tune({"rows": 64}, unroll=4, delay_us=0)

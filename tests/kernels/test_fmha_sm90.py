@@ -79,6 +79,9 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 LONGER = {
+    "two sources, the second listed, lengths window sink",
+    "split K, narrow V, top-left",
+    "shared KV lengths",
     "causal, heads side by side",
     "pages lengths window of packed sequences",
     "causal packed sequences to merge",

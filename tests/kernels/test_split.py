@@ -140,6 +140,7 @@ def test_a_cluster_merges_in_shared_memory(rows: int, columns: int, splits: int,
     assert outcome.status is Status.OK, outcome.reason
 
 
+@pytest.mark.slow
 def test_a_cta_that_exits_before_it_was_read_is_found(tmp_path: Path) -> None:
     """The check of the check: without the last barrier the simulator reports reads of an exited CTA."""
     outcome = simulated("split_cluster", {"splits": 3}, tmp_path, exit_barrier=False)

@@ -23,6 +23,7 @@ def made(cache: Cache, reference: str, out: Path, **options: bool) -> Bundled:
     return bundle(load_spec(reference), reference, "host", out, Settings(**cache.places, **cache.limits), **options)
 
 
+@pytest.mark.slow
 def test_a_library_serves_from_a_bundle_where_it_is_installed(
     cache: Cache, install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

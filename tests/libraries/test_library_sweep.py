@@ -72,6 +72,7 @@ def test_a_library_that_is_slower_loses(cache: Cache) -> None:
     assert choice.variant.implementation == "loop"
 
 
+@pytest.mark.slow
 def test_what_the_store_keeps_of_a_library(cache: Cache) -> None:
     """An entry of plain JSON under the compile key, its hash checked; a damaged one is a miss for the sweep."""
     winner = winner_of(cache, BY_TORCH, by_torch=0)
@@ -141,6 +142,7 @@ def test_a_missing_library_is_not_compiled_on_request(cache: Cache, install: Ins
     assert choice.variant.implementation == "loop" and kernel.stats()["compiled"] == 1
 
 
+@pytest.mark.slow
 def test_a_winner_of_another_version_is_a_seed_and_a_labelled_fallback(
     cache: Cache, install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_package_that_can_not_be_imported_is_a_failure_with_its_words(cache: C
     assert f"fake can't be made of {PACKAGE} 1.0: OSError: libfake.so.1: cannot open" in row.reason
 
 
+@pytest.mark.slow
 def test_a_package_that_breaks_after_it_won_is_passed_over(cache: Cache, install: Install) -> None:
     install("1.0")
     winner_of(cache, BY_FAKE, loop=SLOW, fake=0)
@@ -207,6 +210,7 @@ def test_a_library_is_not_simulated(cache: Cache) -> None:
     assert row.reason == f"it is a library's function ({library}): there is no PTX to simulate"
 
 
+@pytest.mark.slow
 def test_a_winner_travels_with_its_library(cache: Cache, tmp_path: Path) -> None:
     winner = winner_of(cache, BY_TORCH, by_torch=0)
     lines = list(export_lines(cache.places["database"], kinds=("winner",)))

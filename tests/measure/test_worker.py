@@ -89,6 +89,7 @@ def test_a_fault_that_surfaces_in_anothers_turn(compiler):
     worker.close()
 
 
+@pytest.mark.slow
 def test_finalists_that_fail_in_the_race(compiler):
     """Cases 49 and 50 in the final: each has its own outcome, and the others race on."""
     expected = {

@@ -91,6 +91,7 @@ def test_explain_decides_the_winner_again(cache: Cache, swept: Winner, capsys: p
     assert main([*command, "--variant", "a"]) == 2
 
 
+@pytest.mark.slow
 def test_an_audit_tunes_from_empty_each_time(cache: Cache) -> None:
     """Case 43, the command's side: what the runs say is compared, and kept. How far they agree: test_sequential."""
     options = SweepOptions(arch="host", variants=ids(SCALE, ROWS, delay_us=(0, 200)))

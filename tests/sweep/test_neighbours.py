@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sweep.conftest import Cache, reference
 from tunekit import identity
 from tunekit.model import Environment, Values, Winner
@@ -31,6 +33,7 @@ def test_winners_of_another_version_are_left_out() -> None:
     assert neighbours_winners(spec, spec.problem({"n": 64}), [winner(128, 1, spec.version + 1)]) == []
 
 
+@pytest.mark.slow
 def test_a_second_shape_begins_with_the_firsts_winner(cache: Cache) -> None:
     first = cache.run(MANY, {"n": 64}).problems[0].winner
     second = cache.run(MANY, {"n": 256}, search="random", budget="2").problems[0]

@@ -68,6 +68,7 @@ def test_a_variant_that_spins_or_crashes_is_named_and_the_rest_are_measured(cach
     assert statuses(report) == {"none": "ok", "spin": "run_timeout", "crash": "device_fault", "ulp": "ok"}
 
 
+@pytest.mark.slow
 def test_a_sweep_may_verify_the_problem_alone_and_a_full_one_does_it_again(cache: Cache) -> None:
     """What is wrong at odd sizes passes one draw of an even one; its time there is none for a full verification."""
     chosen = ids(FAULTY, ROWS, fault=("none", "odd_rows"))
