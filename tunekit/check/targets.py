@@ -204,10 +204,6 @@ def _arches(spec: KernelSpec, names: Sequence[str] | None) -> list[Arch]:
     return list(dict.fromkeys(arch for arch in firsts if arch is not None))
 
 
-def _is_library(spec: KernelSpec, variant: Variant) -> bool:
-    return spec.implementation(variant.implementation).is_library
-
-
 def _builds_for(backend: str, arch: Arch) -> bool:
     return (backend == "host") != arch.is_gpu
 
@@ -217,13 +213,13 @@ def _variants(
 ) -> tuple[tuple[Variant, ...], str]:
     """The variants wanted for a problem; or none, and why."""
     if which == "default" and not only:
-        compiled = (v for v in space.default_variants(spec, arch, problem) if not _is_library(spec, v))
+        compiled = (v for v in space.default_variants(spec, arch, problem) if not spec.is_library(v))
         return tuple(compiled), "no default of the spec fits"
     expansion = space.expand(spec, arch, problem)
     kept = tuple(
         variant
         for variant in expansion.variants
-        if not _is_library(spec, variant)
+        if not spec.is_library(variant)
         and all(contains((value,), variant.tunables.get(name)) for name, value in (only or {}).items())
         and space.misfit(spec.implementation(variant.implementation), arch, problem, variant.tunables) is None
     )

@@ -34,7 +34,7 @@ class BundledLibrary(Library):
         Raises:
             UserError: its file was damaged since the bundle was opened.
         """
-        if self.spec.implementation(candidate.variant.implementation).is_library:
+        if self.spec.is_library(candidate.variant):
             return super().find(candidate, problem)
         entry = self._entries.get((candidate.variant.id, self.spec.static(problem)))
         if entry is None:

@@ -19,10 +19,11 @@ from tunekit.arch import parse_arch
 from tunekit.backends.load import RUNTIME_PACKAGE
 from tunekit.dispatch.hot_path import native_parts, publish
 from tunekit.dispatch.ladder import Candidate, make_table, steps, usable
-from tunekit.dispatch.library import Library
+from tunekit.dispatch.library import Library, compile_command
+from tunekit.dispatch.on_request import not_compiled
 from tunekit.environment import environment
 from tunekit.errors import TunekitError, UserError
-from tunekit.model import Artifact, Level, Outcome, Values, Variant, Winner
+from tunekit.model import Artifact, Level, Values, Variant, Winner
 from tunekit.progress import SweepEvent
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec, absolute_reference
@@ -110,7 +111,7 @@ def bundle(
     libraries: set[str] = set()
     for each in wanted:
         winner = each.candidate.winner
-        if spec.implementation(each.variant.implementation).is_library:
+        if spec.is_library(each.variant):
             if winner is not None:
                 libraries.add(winner.library or spec.implementation(each.variant.implementation).package)
                 winners.append(winner)
@@ -118,7 +119,9 @@ def bundle(
         artifact, why = library.find(each.candidate, each.problem)
         if artifact is None:
             why = failed.get(library.present_key(each.candidate, each.problem), why)
-            left_out.append(LeftOut(each.problem, each.variant, why, _command(reference, each)))
+            left_out.append(
+                LeftOut(each.problem, each.variant, why, compile_command(reference, each.variant, each.problem))
+            )
             continue
         parts.append(Part(_entry(spec, each, artifact, library), artifact))
         if winner is not None:
@@ -154,7 +157,7 @@ def choose(spec: KernelSpec, arch: str, problems: Sequence[Values], database: Pa
             chosen.setdefault((wanted.problem, wanted.variant.id, gpu), wanted)
     for problem in unserved:
         for step in steps(make_table(spec, arch, environment(0)), problem):
-            if isinstance(step, Candidate) and not spec.implementation(step.variant.implementation).is_library:
+            if isinstance(step, Candidate) and not spec.is_library(step.variant):
                 chosen[problem, step.variant.id, None] = Wanted(problem, step)
                 break
         else:
@@ -187,14 +190,14 @@ def _choose_of(
 
 def _with_fallbacks(spec: KernelSpec, arch: str, chosen: list[Wanted]) -> Iterator[Wanted]:
     """The candidates, and beside a package's function the first default of the spec that is none."""
-    compiled = {each.problem for each in chosen if not spec.implementation(each.variant.implementation).is_library}
+    compiled = {each.problem for each in chosen if not spec.is_library(each.variant)}
     for each in chosen:
         yield each
         if each.problem in compiled:
             continue
         compiled.add(each.problem)
         for variant in space.default_variants(spec, parse_arch(arch), each.problem):
-            if not spec.implementation(variant.implementation).is_library:
+            if not spec.is_library(variant):
                 yield Wanted(each.problem, Candidate(Level.DEFAULT, "where the package is missing", variant))
                 break
 
@@ -247,11 +250,6 @@ def _native(store: ArtifactStore) -> list[Artifact]:
     return found
 
 
-def _command(reference: str, wanted: Wanted) -> str:
-    words = f"tunekit compile {shlex.quote(reference)} --arch {wanted.variant.arch} --variant {wanted.variant.id}"
-    return f"{words} --problem {wanted.problem}"
-
-
 def _compile(
     spec: KernelSpec, reference: str, library: Library, wanted: list[Wanted], settings: Settings, on_event: OnEvent
 ) -> dict[str, str]:
@@ -263,8 +261,7 @@ def _compile(
     missing = [
         each
         for each in wanted
-        if not spec.implementation(each.variant.implementation).is_library
-        and library.find(each.candidate, each.problem)[0] is None
+        if not spec.is_library(each.variant) and library.find(each.candidate, each.problem)[0] is None
     ]
     library.look_again()
     by_key = {
@@ -293,9 +290,5 @@ def _compile(
             done += 1
             on_event(SweepEvent("finished", unit.variant, outcome, done=done, total=len(by_key)))
             if not outcome.ok:
-                failed[unit.key] = _words(outcome)
+                failed[unit.key] = not_compiled(outcome)
     return failed
-
-
-def _words(outcome: Outcome) -> str:
-    return f"it does not compile ({outcome.status}: {outcome.reason or 'no reason given'})"

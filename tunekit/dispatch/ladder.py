@@ -340,7 +340,7 @@ def _defaults(table: Table, problem: Values) -> Iterator[Candidate | Miss]:
     for variant in defaults:
         if variant is defaults[0]:
             why = "the spec's default: no measured winner that may serve it is compiled"
-        elif table.spec.implementation(variant.implementation).is_library:
+        elif table.spec.is_library(variant):
             why = "a library's default: neither a measured winner that may serve it nor the spec's default is compiled"
         else:
             continue

@@ -40,6 +40,11 @@ class Compiled:
     failed: bool = False
 
 
+def not_compiled(outcome: Outcome) -> str:
+    """Why a compile gave no artifact, in words."""
+    return f"it does not compile ({outcome.status}: {outcome.reason or 'no reason given'})"
+
+
 class OnRequestCompiler:
     """Compiles a variant in a process of its own, publishes the artifact and records the outcome.
 
@@ -84,8 +89,7 @@ class OnRequestCompiler:
         if outcome is None:
             return Compiled(None, f"another process or thread has been compiling it for over {self.wait_s:g} s")
         if not outcome.ok:
-            why = f"it does not compile ({outcome.status}: {outcome.reason or 'no reason given'})"
-            return Compiled(None, why, failed=not stopped())
+            return Compiled(None, not_compiled(outcome), failed=not stopped())
         artifact = self._store.get(unit.key)
         ours = not outcome.facts.get("cached", False)
         why = "" if artifact else "its artifact vanished as soon as it was compiled"

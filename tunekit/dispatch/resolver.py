@@ -296,7 +296,7 @@ class Resolver:
     def _compile(self, candidate: Candidate, resolution: Resolution, lacks: str) -> tuple[Artifact | None, str]:
         """What compiling, as the policy has it, makes of a candidate whose artifact is missing."""
         variant, problem = candidate.variant, resolution.call.problem
-        if self.spec.implementation(variant.implementation).is_library:
+        if self.spec.is_library(variant):
             return None, lacks  # there is nothing to compile
         key = self._library.present_key(candidate, problem)
         if self._compiler is None:
@@ -324,7 +324,7 @@ class Resolver:
             return f". {self._library.way_out(self._reference, arch, problem)}"
         variant = candidate.variant
         key = self._library.present_key(candidate, problem)
-        if self.spec.implementation(variant.implementation).is_library or self._library.has_failed(key):
+        if self.spec.is_library(variant) or self._library.has_failed(key):
             return ""
         return f". Compile it with `{compile_command(self._reference, variant, problem)}`"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tunekit.arch import ARCHES, Arch
 from tunekit.errors import SpecError
-from tunekit.model import Cost, Footprint, Value, Values
+from tunekit.model import Cost, Footprint, Value, Values, Variant
 from tunekit.spec import problems
 from tunekit.spec.arguments import ScalarArg, TensorArg, axis_and_offset
 from tunekit.spec.axes import (
@@ -282,6 +282,10 @@ class KernelSpec:
                 return implementation
         names = [implementation.name for implementation in self.implementations]
         raise SpecError(f"{self.name}: {unknown('implementation', name, names)}")
+
+    def is_library(self, variant: Variant) -> bool:
+        """Whether a variant is a function of an installed package: nothing is compiled for it."""
+        return self.implementation(variant.implementation).is_library
 
     def arguments(self, problem: Values) -> tuple[TensorArg | ScalarArg, ...]:
         """The signature's arguments that exist for a problem, in call order."""
