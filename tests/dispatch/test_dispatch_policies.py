@@ -90,7 +90,7 @@ def test_a_fallback_serves_until_the_background_compile_is_done(tuned):
     assert kernel.choice(x).level is Level.NEAREST
     assert any("compiled in the background" in line for line in kernel.choice(x).fell_back_from)
     assert background.wait(60)
-    (_, entry, calls), *_ = kernel._tables[1].called()
+    (entry, calls), *_ = kernel._tables[1].called()
     assert (entry.choice.level, entry.choice.artifact, calls) == (Level.EXACT, winner.artifact, 0)
     assert kernel.choice(x).artifact == winner.artifact
     resolved = kernel.stats()["problems"]

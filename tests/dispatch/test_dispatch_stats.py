@@ -94,7 +94,7 @@ def test_a_watcher_takes_up_new_winners_and_ends_with_its_kernel(tuned):
         while kernel.choice(x).variant.id != winner.variant.id and waiting():
             kernel(x)
     assert kernel.stats()["problems"] > resolved
-    (_, entry, _), *_ = kernel._tables[1].called()
+    (entry, _), *_ = kernel._tables[1].called()
     assert entry.choice.variant.id == winner.variant.id
     resolved = kernel.stats()["problems"]
     time.sleep(0.3)

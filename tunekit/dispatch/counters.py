@@ -29,7 +29,7 @@ class Counters:
         """Count by problem from now on, from nothing: what `tables` have counted so far is taken off."""
         self.beyond = 0
         self.problems = Counter()
-        for _, entry, calls in _called(tables):
+        for entry, calls in _called(tables):
             self.problems[entry.kind.call.problem] -= calls
 
     def stop(self) -> None:
@@ -37,7 +37,7 @@ class Counters:
 
     def gone(self, table: Table) -> None:
         """A table is dropped: its calls still count."""
-        for _, entry, calls in table.called():
+        for entry, calls in table.called():
             self.levels[entry.choice.level] += calls
             self._note(entry.kind.call.problem, calls)
 
@@ -48,14 +48,14 @@ class Counters:
     def by_level(self, tables: Iterable[Table]) -> Counter[Level]:
         """The calls that found an entry, those of `tables` too."""
         total = Counter(self.levels)
-        for _, entry, calls in _called(tables):
+        for entry, calls in _called(tables):
             total[entry.choice.level] += calls
         return total
 
     def by_problem(self, tables: Iterable[Table]) -> Counter[Values]:
         """All calls since recording began, by problem, those of `tables` too."""
         total = Counter(self.problems or {})
-        for _, entry, calls in _called(tables):
+        for entry, calls in _called(tables):
             total[entry.kind.call.problem] += calls
         return total
 
@@ -68,6 +68,6 @@ class Counters:
             self.beyond += calls
 
 
-def _called(tables: Iterable[Table]) -> Iterable[tuple[object, Entry, int]]:
+def _called(tables: Iterable[Table]) -> Iterable[tuple[Entry, int]]:
     for table in tables:
         yield from table.called()

@@ -245,7 +245,7 @@ class Kernel:
     def entries(self) -> int:
         """How many keys of calls are kept."""
         with self._lock:
-            return sum(1 for table in self._tables.values() for _ in table.called())
+            return sum(len(table.items()) for table in self._tables.values())
 
     @property
     def native(self) -> bool:
@@ -331,7 +331,7 @@ class Kernel:
 
     def _copy(self, table: Table, capacity: int, again: Callable[[Entry], Entry | None] | None = None) -> Table:
         """A table with the same entries, or what `again` makes of each; the calls of the old one are counted."""
-        renewed = [(key, again(entry) if again else entry) for key, entry, _ in table.called()]
+        renewed = [(key, again(entry) if again else entry) for key, entry in table.items()]
         entries = [(key, entry) for key, entry in renewed if entry is not None]
         while capacity <= len(entries):
             capacity *= 2
@@ -360,11 +360,11 @@ class Kernel:
         Returns what they are for.
         """
         with self._lock:
-            entries = [entry for table in self._tables.values() for _, entry, _ in table.called()]
+            entries = [entry for table in self._tables.values() for _, entry in table.items()]
         renewed = self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
         with self._lock:
             for place, table in list(self._tables.items()):
-                if any(asked_of(entry) in renewed for _, entry, _ in table.called()):
+                if any(asked_of(entry) in renewed for _, entry in table.items()):
                     self._put(place, self._copy(table, CAPACITY, lambda entry: self._renewed(entry, renewed)))
         return renewed
 

@@ -14,6 +14,7 @@ from tunekit.backends.load import load_artifact
 from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.kept import Kept
 from tunekit.dispatch.ladder import Candidate
+from tunekit.identity import Imports
 from tunekit.model import Artifact, Values, Variant, Winner
 from tunekit.spec import Build, Implementation, KernelSpec
 from tunekit.spec.packages import absence, installed
@@ -60,6 +61,8 @@ class Library:
         self.spec = spec
         self.store = store
         self._sources: dict[str, str] = {}
+        self._imports: Imports | None = None
+        """What is kept beside the artifacts, once it was read."""
         self._keys: Kept[tuple[Variant, Values], str] = Kept(MOST_KEYS)
         self._found: Kept[str, Artifact] = Kept(MOST_KEYS)
         self._functions: Kept[str, tuple[Implementation, Build]] = Kept(MOST_KEYS)
@@ -163,9 +166,10 @@ class Library:
     def _fingerprint(self, variant: Variant) -> str:
         name = variant.implementation
         if name not in self._sources:
-            imports = read_imports(self.store.root)
-            known = len(imports)
-            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build, imports)
-            if len(imports) > known and self.store.root.is_dir():
-                keep_imports(self.store.root, imports)
+            if self._imports is None:
+                self._imports = read_imports(self.store.root)
+            known = len(self._imports)
+            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build, self._imports)
+            if len(self._imports) > known and self.store.root.is_dir():
+                keep_imports(self.store.root, dict(self._imports))  # another thread may add to it
         return self._sources[name]

@@ -46,8 +46,12 @@ class Table(Protocol):
         """What the call returns that `function` answered with an int below MISS."""
         ...
 
-    def called(self) -> Iterator[tuple[Hashable, Entry, int]]:
-        """The keys and entries in the order in which they were added, each with how often it was called."""
+    def items(self) -> list[tuple[Hashable, Entry]]:
+        """The keys and entries in the order in which they were added."""
+        ...
+
+    def called(self) -> Iterator[tuple[Entry, int]]:
+        """The entries, each with how often it was called."""
         ...
 
 
@@ -76,9 +80,12 @@ class PythonTable:
     def finish(self, answer: int, values: Values) -> Any:
         return answer
 
-    def called(self) -> Iterator[tuple[Hashable, Entry, int]]:
-        for key, (entry, calls) in list(self._entries.items()):
-            yield key, entry, calls[0]
+    def items(self) -> list[tuple[Hashable, Entry]]:
+        return [(key, entry) for key, (entry, _) in list(self._entries.items())]
+
+    def called(self) -> Iterator[tuple[Entry, int]]:
+        for entry, calls in list(self._entries.values()):
+            yield entry, calls[0]
 
     def _call(self, *values: Any) -> Any:
         slots = self.order.slots(values)
@@ -146,6 +153,9 @@ class NativeTable:
         slots = self.order.slots(values)
         return entry.run(slots) if entry.recipe is None else entry.returned(slots)
 
-    def called(self) -> Iterator[tuple[Hashable, Entry, int]]:
-        for key, (entry, place) in list(self._entries.items()):
-            yield key, entry, self._hot.calls(self._handle, place)
+    def items(self) -> list[tuple[Hashable, Entry]]:
+        return [(key, entry) for key, (entry, _) in list(self._entries.items())]
+
+    def called(self) -> Iterator[tuple[Entry, int]]:
+        for entry, place in list(self._entries.values()):
+            yield entry, self._hot.calls(self._handle, place)
