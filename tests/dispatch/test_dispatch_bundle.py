@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 import tunekit
-from tests.dispatch.test_dispatch_processes import NOBODY, ROOT, obey_file_modes
+from tests.dispatch.test_dispatch_processes import NOBODY, ROOT, interpreter
 from tunekit.backends import host
 from tunekit.backends.load import RUNTIME_LIBRARY, runtime_library
 from tunekit.dispatch import bundling
@@ -88,16 +87,8 @@ def bare(tmp_path_factory) -> Path:
 def child(code: str, *arguments: object, site: Path, bound: bool = False, **environ: str):
     """Run `code` in a new process that has the packages in `site` only, no home, and a database that can't be one."""
     env = {"PATH": "/nowhere", "HOME": "/nowhere", "TUNEKIT_DB": "/dev/full", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [sys.executable, "-S", "-c", code, *map(str, arguments)],
-        env={**env, "PYTHONPATH": f"{ROOT}:{site}", **environ},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=obey_file_modes if bound and os.geteuid() == 0 else None,
-    )
+    env |= {"PYTHONPATH": f"{ROOT}:{site}", **environ}
+    return interpreter("-S", "-c", code, *arguments, env=env, bound=bound)
 
 
 def serve(tuned, directory: Path, *, site: Path, bound: bool = False) -> dict:

@@ -24,6 +24,20 @@ def obey_file_modes() -> None:
             raise OSError("can't drop a capability")
 
 
+def interpreter(*arguments: object, env: dict[str, str], bound: bool) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments; `bound` takes from root the right to ignore file modes."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=env,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=obey_file_modes if bound and os.geteuid() == 0 else None,
+    )
+
+
 SERVE = """
 import json, sys
 import tunekit
@@ -49,21 +63,9 @@ print(json.dumps({"level": choice.level, "why": choice.why, "artifact": choice.a
 
 
 def fresh(code: str, *arguments: object, tuned, bound: bool = False, **environ: str) -> dict:
-    """Run `code` in a new interpreter that sees one cache: its last line as JSON, and its stderr.
-
-    `bound` takes from root the right to ignore file modes.
-    """
+    """Run `code` in a new interpreter that sees one cache: its last line as JSON, and its stderr."""
     env = {**os.environ, "TUNEKIT_CACHE": str(tuned.root), "PYTHONPATH": str(ROOT), **environ}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=env,
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=obey_file_modes if bound and os.geteuid() == 0 else None,
-    )
+    done = interpreter("-c", code, *arguments, env=env, bound=bound)
     assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
