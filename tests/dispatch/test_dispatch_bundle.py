@@ -20,9 +20,11 @@ from tests.dispatch.test_dispatch_processes import NOBODY, ROOT, interpreter
 from tunekit.backends import host
 from tunekit.backends.load import RUNTIME_LIBRARY, runtime_library
 from tunekit.dispatch import bundling
+from tunekit.dispatch.bundled import open_library
 from tunekit.dispatch.bundling import bundle
 from tunekit.dispatch.devices import DeviceFacts
 from tunekit.dispatch.hot_path import native_parts
+from tunekit.dispatch.ladder import Candidate
 from tunekit.environment import environment
 from tunekit.errors import NoKernelError, UserError
 from tunekit.identity import distribution_version
@@ -528,6 +530,7 @@ LOAD = """
 import sys, tunekit, torch
 from tunekit.dispatch.devices import DeviceFacts
 from tunekit.dispatch.hot_path import native_parts
+from tunekit.dispatch.ladder import Candidate
 from tunekit.environment import environment
 
 class H200:
@@ -590,3 +593,14 @@ def test_the_runtime_library_alone_is_enough(cute, bare, tmp_path):
 
 def test_the_newest_version_is_told_by_its_numbers():
     assert newest(["4.8.1", "4.10.0", "4.9"]) == "4.10.0" and newest([]) is None
+
+
+def test_the_key_of_what_a_bundle_lacks_is_found_without_a_word_written_there(tuned, make):
+    """As that of a package's function, which is no file of the bundle."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    directory = make()
+    before = aged(directory)
+    library = open_library(tuned.spec, directory)
+    lacking = Candidate(Level.DEFAULT, "", tuned.variant(unroll=2, delay_us=0))
+    assert library.present_key(lacking, tuned.spec.problem({"rows": 64}))
+    assert dates(directory) == before

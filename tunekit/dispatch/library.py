@@ -170,6 +170,6 @@ class Library:
                 self._imports = read_imports(self.store.root)
             known = len(self._imports)
             self._sources[name] = identity.fingerprint(self.spec.implementation(name).build, self._imports)
-            if len(self._imports) > known and self.store.root.is_dir():
+            if len(self._imports) > known and self.store.root.is_dir() and not self.store.unwritable():
                 keep_imports(self.store.root, dict(self._imports))  # another thread may add to it
         return self._sources[name]
