@@ -52,10 +52,10 @@ class Merge:
             row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r
             maximum[r], total[r] = statistics[0, rank, row], statistics[1, rank, row]
         own = self.merge.region(scratch, group, 0)
-        self.merge.leave(own, acc, maximum, total, lane)
+        kept = self.merge.leave(own, acc, maximum, total, rank, lane)
         self.merge.meet()
         first = self.merge.first_vector(rank, 0)
-        values, highest, whole = self.merge.take(scratch, group, rank, 0, lane, scale * LOG2_E)
+        values, highest, whole = self.merge.take(scratch, kept, group, rank, 0, lane, scale * LOG2_E)
         together = self.merge.stored_together
         for r in cutlass.range_constexpr(2):
             row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r

@@ -1,8 +1,8 @@
 """Split KV within a thread-block cluster: the CTAs that share a row block merge through distributed shared memory.
 
 A warp group that holds partial results of 64 rows leaves its un-normalised O and its rows' statistics in its own shared
-memory, in a *region* of its own. After a barrier of the cluster each of them merges another range of O's columns, over
-all regions. The merge is that of merge.py.
+memory, in a *region* of its own. After a barrier of the cluster each of them merges another range of O's columns, its
+*share*, over all regions. The merge is that of merge.py. Among few parts the own share stays in registers.
 
 Both halves keep the order of a wgmma accumulator: a thread has, of rows r and r + 8, two neighbouring columns of every
 eight, which make a *vector* of 16 bytes. So a thread merges what threads of its own number have left, all addresses are
@@ -31,6 +31,9 @@ VECTOR_COLUMNS = 8  # the columns of O among which a vector has two
 QUAD = 4  # threads that hold a row
 REGION_ALIGNMENT = 32  # float32
 LOADS_AHEAD = 8  # 16-byte loads of a thread that are asked for before those of the step before are used
+# Parts of which each keeps its own share in registers. Which share that is is known at run time, so the code that leaves
+# the others is there once for each part.
+KEEPING_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class ClusterMerge:
         """Neighbouring 16-bit pairs of a row that a thread stores together, after an exchange within the quad."""
         return math.gcd(self.share, QUAD)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the own share stays in registers, and only the others' go through shared memory."""
+        return self.groups == 1 and self.parts <= KEEPING_PARTS
+
     def region(self, scratch, row_block, group):
         """Where a warp group's region begins."""
         number = Int32(group * self.row_blocks + row_block)
@@ -83,18 +91,31 @@ class ClusterMerge:
         return cute.make_tensor(region + ROWS * self.columns, cute.make_layout((both, THREADS // QUAD)))
 
     @cute.jit
-    def leave(self, region, acc, maximum, total, lane: Int32):
-        """Write one warp group's rows: `acc` is a wgmma accumulator of one thread, `maximum` and `total` are those of
-        its two rows, the sums over the whole row. The region must be free."""
+    def leave(self, region, acc, maximum, total, rank: Int32, lane: Int32):
+        """Write the rows of the ``rank``-th split's warp group, of its own share nothing if it `keeps` that. Returns
+        what it keeps, O (4, share).
+
+        `acc` is a wgmma accumulator of one thread, `maximum` and `total` are those of its two rows, the sums over the
+        whole row. The region must be free.
+        """
         values = cute.make_tensor(acc.iterator, cute.make_layout((VECTOR, self.vectors)))
+        kept = cute.make_rmem_tensor((VECTOR, self.share), Float32)
         outputs, statistics = self._outputs(region), self._statistics(region)
-        for v in cutlass.range_constexpr(self.vectors):
-            cute.autovec_copy(values[None, v], outputs[None, lane, v])
+        for part in cutlass.range_constexpr(self.parts):
+            first = part * self.share
+            if self.keeps and rank == part:
+                for v in cutlass.range_constexpr(self.share):
+                    for j in cutlass.range_constexpr(VECTOR):
+                        kept[j, v] = values[j, min(first + v, self.vectors - 1)]
+            else:
+                for v in cutlass.range_constexpr(first, min(first + self.share, self.vectors)):
+                    cute.autovec_copy(values[None, v], outputs[None, lane, v])
         if lane % QUAD == 0:
             both = cute.make_rmem_tensor((STATISTICS, ROWS_OF_THREAD), Float32)
             for r in cutlass.range_constexpr(ROWS_OF_THREAD):
                 both[0, r], both[1, r] = maximum[r], total[r]
             cute.autovec_copy(cute.coalesce(both), statistics[None, lane // QUAD])
+        return kept
 
     def meet(self):
         """Barrier of all threads of the cluster: what was left before is there after it."""
@@ -110,9 +131,10 @@ class ClusterMerge:
         cute.arch.cluster_wait()
 
     @cute.jit
-    def take(self, scratch, row_block, rank: Int32, group, lane: Int32, scale_log2: Float32, first_rank=0):
+    def take(self, scratch, kept, row_block, rank: Int32, group, lane: Int32, scale_log2: Float32, first_rank=0):
         """Merge the vectors of a group of the ``rank``-th split, from its first one on: (un-normalised O (4, share),
-        the raw maxima (2), the sums (2) of the thread's rows). Vectors past the last one repeat it.
+        the raw maxima (2), the sums (2) of the thread's rows). Vectors past the last one repeat it. ``kept``: what
+        `leave` returned.
 
         The splits are the cluster's ranks from ``first_rank`` on. Each begins with its own memory, so that they don't
         all read from the same CTA. (All beginning with the first: 8 splits of 64 x 512, 1.7 us more. H200, 2026-11-30.)
@@ -121,7 +143,9 @@ class ClusterMerge:
         first_vector = self.first_vector(rank, group)
         loads = cute.make_rmem_tensor((VECTOR, self.parts, self.share), Float32)
         merged = cute.make_rmem_tensor((VECTOR, self.share), Float32)
-        batch = max(1, LOADS_AHEAD // self.parts)
+        batch = max(1, LOADS_AHEAD // (self.parts - self.keeps))
+        if const_expr(self.keeps):
+            loads[None, 0, None].store(kept.load())
         self._load(there, first_vector, lane, loads, 0, batch)
         own = self._statistics_of_quad(scratch, row_block, rank, lane, first_rank)
         weights, maximum, total = self._weights(own, scale_log2)
@@ -146,7 +170,7 @@ class ClusterMerge:
             vector = first_vector + v
             if self.share * self.parts > self.vectors:
                 vector = cutlass.min(vector, self.vectors - 1)
-            for i in range(self.parts):
+            for i in range(int(self.keeps), self.parts):
                 cute.autovec_copy(self._outputs(there[i])[None, lane, vector], loads[None, i, v])
 
     @cute.jit
