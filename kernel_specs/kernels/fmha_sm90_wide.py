@@ -31,8 +31,8 @@ from cutlass.utils import SmemAllocator
 from tunekit.model import Values
 
 from .attention.arguments import by_name
+from .attention.cluster_merge import region_words
 from .attention.sequences import Sequences, extent
-from .attention.workspace import STATISTICS
 from .sm90_gather import PRESENT_BUFFERS
 from .sm90_load import load_q, make_pipe
 from .sm90_output import Output
@@ -251,7 +251,7 @@ class FmhaSm90Wide:
         place = SimpleNamespace(**vars(work.place), column_slice=index)
         if const_expr(plan.merge == "cluster"):
             scratch = cute.recast_ptr(work.storage.q.data_ptr(), dtype=Float32)
-            own = scratch + index * BLOCK_ROWS * (OWN_COLUMNS + STATISTICS)
+            own = scratch + index * region_words(OWN_COLUMNS)
             ClusterOutput(plan, work.given, work.sequences, place).write(consumer, own, queries)
         elif const_expr(plan.merge == "kernel"):
             PartialOutput(plan, work.given, work.sequences, place).write(consumer, queries)

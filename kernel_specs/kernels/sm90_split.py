@@ -120,11 +120,11 @@ class ClusterOutput:
         _sum_rows(softmax)
         consumer.meet()
         row_block, group, lane = consumer.row_block, consumer.group, consumer.lane
-        own = merge.region(scratch, row_block, group)
-        merge.leave(own, consumer.acc_o, softmax.maximum, softmax.total, lane)
-        merge.meet()
         split, first_rank = self.place.split, self.place.first_rank
-        merged = merge.take(scratch, row_block, split, group, lane, softmax.scale_log2, first_rank)
+        own = merge.region(scratch, row_block, group)
+        kept = merge.leave(own, consumer.acc_o, softmax.maximum, softmax.total, split, lane)
+        merge.meet()
+        merged = merge.take(scratch, kept, row_block, split, group, lane, softmax.scale_log2, first_rank)
         merge.done_reading()
         self._put(consumer, merge.first_vector(split, group), merged, queries)
         merge.await_readers()

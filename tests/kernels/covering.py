@@ -64,6 +64,12 @@ class Reading(Values):
             self.read.add(name)
         return super().__getattr__(name)
 
+    def merged(self, other: Mapping[str, Value]) -> Reading:
+        """Of a rule that is another implementation's, with some values given: what it asks for counts here too."""
+        both = Reading(super().merged(other))
+        object.__setattr__(both, "read", self.read)
+        return both
+
 
 @dataclass
 class Space:

@@ -8,9 +8,8 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass.memory import SmemAllocator
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 
-from kernel_specs.kernels.attention.cluster_merge import ClusterMerge, ordered_by_columns
+from kernel_specs.kernels.attention.cluster_merge import ROWS, ClusterMerge, ordered_by_columns, region_words
 from kernel_specs.kernels.attention.merge import LOG2_E, log_sum_exp, partial_outputs, partial_statistics, reciprocal
-from kernel_specs.kernels.attention.workspace import STATISTICS
 
 WARP_GROUP = 128
 
@@ -40,7 +39,7 @@ class Merge:
         thread, _, _ = cute.arch.thread_idx()
         rank, _, _ = cute.arch.block_idx()
         lane, group = thread % WARP_GROUP, thread // WARP_GROUP
-        scratch = SmemAllocator().allocate_array(Float32, p.rows * (p.columns + STATISTICS), byte_alignment=1024)
+        scratch = SmemAllocator().allocate_array(Float32, p.rows // ROWS * region_words(p.columns), byte_alignment=1024)
         outputs = partial_outputs(partials, p.rows, p.splits, p.columns)
         statistics = partial_statistics(partials, p.rows, p.splits, p.columns)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((64, p.columns)), Float32)
@@ -52,10 +51,10 @@ class Merge:
             row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r
             maximum[r], total[r] = statistics[0, rank, row], statistics[1, rank, row]
         own = self.merge.region(scratch, group, 0)
-        self.merge.leave(own, acc, maximum, total, lane)
+        kept = self.merge.leave(own, acc, maximum, total, rank, lane)
         self.merge.meet()
         first = self.merge.first_vector(rank, 0)
-        values, highest, whole = self.merge.take(scratch, group, rank, 0, lane, scale * LOG2_E)
+        values, highest, whole = self.merge.take(scratch, kept, group, rank, 0, lane, scale * LOG2_E)
         together = self.merge.stored_together
         for r in cutlass.range_constexpr(2):
             row = 64 * group + lane // 32 * 16 + lane % 32 // 4 + 8 * r

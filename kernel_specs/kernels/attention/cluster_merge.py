@@ -1,16 +1,21 @@
 """Split KV within a thread-block cluster: the CTAs that share a row block merge through distributed shared memory.
 
 A warp group that holds partial results of 64 rows leaves its un-normalised O and its rows' statistics in its own shared
-memory, in a *region* of its own. After a barrier of the cluster each of them merges another range of O's columns, over
-all regions. The merge is that of merge.py.
+memory, in a *region* of its own. After a barrier of the cluster each of them merges another range of O's columns, its
+*share*, over all regions. The merge is that of merge.py. Among few parts the own share stays in registers.
+
+O is exchanged in float16, each row multiplied by the power of two that brings its largest element just below float16's
+end: an eighth of the error of the rounding to bfloat16 that follows. (With the share in registers it saves 0.5 us of
+17, 28 and 36 at 512 columns, and nothing at 128. H200, 2026-11-30.)
 
 Both halves keep the order of a wgmma accumulator: a thread has, of rows r and r + 8, two neighbouring columns of every
-eight, which make a *vector* of 16 bytes. So a thread merges what threads of its own number have left, all addresses are
-a constant away from one, and a row's maximum, weights and sum are computed once a thread. (Threads that went over
-16-byte chunks of rows took 6 us for 64 x 512 over two CTAs, of which the arithmetic of rows and heads was the most.
-H200, 2026-11-30.)
+eight, which make a *vector* of four. So a thread merges what threads of its own number have left, all addresses are a
+constant away from one, and a row's maximum, weights and sum are computed once a thread. (Threads that went over 16-byte
+chunks of rows took 6 us for 64 x 512 over two CTAs, of which the arithmetic of rows and heads was the most. H200,
+2026-11-30.)
 
-A region (float32): O as [vector][thread][4], then the statistics, (raw maximum, sum) of row r and of r + 8 together.
+A region: O as [chunk][thread][4 or 8] float16, one vector or two; then the records of rows r and r + 8 together, in
+float32: raw maximum, sum, what O is to be multiplied by.
 """
 
 import math
@@ -18,19 +23,31 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32, const_expr
 
 from .merge import exponential, finite
-from .workspace import STATISTICS
 
 ROWS = 64  # of a warp group
 THREADS = 128
 ROWS_OF_THREAD = 2  # r and r + 8
-VECTOR = 4  # float32: rows r, r, r + 8, r + 8 and two columns of each
+VECTOR = 4  # numbers: rows r, r, r + 8, r + 8 and two columns of each
 VECTOR_COLUMNS = 8  # the columns of O among which a vector has two
 QUAD = 4  # threads that hold a row
+RECORD = 4  # float32 of a row's record, of which the last is unused: 16 bytes
 REGION_ALIGNMENT = 32  # float32
-LOADS_AHEAD = 8  # 16-byte loads of a thread that are asked for before those of the step before are used
+LOADS_AHEAD = 8  # loads of a thread that are asked for before those of the step before are used
+# Parts of which each keeps its own share in registers. Which share that is is known at run time alone, so the code that
+# leaves the others is there once for each part.
+KEEPING_PARTS = 4
+# Float32 as bits: where the exponent begins and what it is of 1; that of the largest element of a row, scaled.
+EXPONENT_SHIFT = 23
+EXPONENT_BIAS = 127
+PEAK_EXPONENT = 14
+
+
+def region_words(columns: int) -> int:
+    """Float32 elements of a region."""
+    return ROWS * (columns // 2 + RECORD)
 
 
 @dataclass(frozen=True)
@@ -64,37 +81,79 @@ class ClusterMerge:
         """Neighbouring 16-bit pairs of a row that a thread stores together, after an exchange within the quad."""
         return math.gcd(self.share, QUAD)
 
+    @property
+    def together(self) -> int:
+        """Vectors of a chunk, which is stored and loaded at once: as wide as a share allows."""
+        return math.gcd(self.share, 2)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a thread."""
+        return self.vectors // self.together
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the own share stays in registers, and only the others' go through shared memory."""
+        return self.groups == 1 and self.parts <= KEEPING_PARTS
+
     def region(self, scratch, row_block, group):
         """Where a warp group's region begins."""
         number = Int32(group * self.row_blocks + row_block)
         # What is known of the address decides how wide a load is: without it, each number was loaded alone.
-        return scratch + cute.assume(number * (ROWS * (self.columns + STATISTICS)), divby=REGION_ALIGNMENT)
+        return scratch + cute.assume(number * region_words(self.columns), divby=REGION_ALIGNMENT)
 
     def first_vector(self, rank, group):
         """The first vector that a warp group merges; past the last one, none."""
         return (rank * self.groups + group) * self.share
 
     def _outputs(self, region):
-        layout = cute.make_layout((VECTOR, THREADS, self.vectors), stride=(1, VECTOR, VECTOR * THREADS))
-        return cute.make_tensor(region, layout)
+        chunk = VECTOR * self.together
+        layout = cute.make_layout((chunk, THREADS, self.chunks), stride=(1, chunk, chunk * THREADS))
+        return cute.make_tensor(cute.recast_ptr(region, dtype=Float16), layout)
 
-    def _statistics(self, region):
-        both = ROWS_OF_THREAD * STATISTICS
-        return cute.make_tensor(region + ROWS * self.columns, cute.make_layout((both, THREADS // QUAD)))
+    def _records(self, region):
+        both = ROWS_OF_THREAD * RECORD
+        return cute.make_tensor(region + ROWS * self.columns // 2, cute.make_layout((both, THREADS // QUAD)))
 
     @cute.jit
-    def leave(self, region, acc, maximum, total, lane: Int32):
-        """Write one warp group's rows: `acc` is a wgmma accumulator of one thread, `maximum` and `total` are those of
-        its two rows, the sums over the whole row. The region must be free."""
+    def leave(self, region, acc, maximum, total, rank: Int32, lane: Int32):
+        """Write the rows of the ``rank``-th split's warp group, of its own share nothing if it `keeps` that. Returns
+        what it keeps, O (4, share).
+
+        `acc` is a wgmma accumulator of one thread, `maximum` and `total` are those of its two rows, the sums over the
+        whole row. The region must be free.
+        """
         values = cute.make_tensor(acc.iterator, cute.make_layout((VECTOR, self.vectors)))
-        outputs, statistics = self._outputs(region), self._statistics(region)
-        for v in cutlass.range_constexpr(self.vectors):
-            cute.autovec_copy(values[None, v], outputs[None, lane, v])
+        kept = cute.make_rmem_tensor((VECTOR, self.share), Float32)
+        records = cute.make_rmem_tensor((RECORD, ROWS_OF_THREAD), Float32)
+        rounded = self._rounded(values, records)
+        outputs = self._outputs(region)
+        for part in cutlass.range_constexpr(self.parts):
+            first = part * self.share
+            if self.keeps and rank == part:
+                for v in cutlass.range_constexpr(self.share):
+                    for j in cutlass.range_constexpr(VECTOR):
+                        kept[j, v] = values[j, min(first + v, self.vectors - 1)]
+            else:
+                for v in cutlass.range_constexpr(first, min(first + self.share, self.vectors), self.together):
+                    chunk = v // self.together
+                    cute.autovec_copy(rounded[None, chunk], outputs[None, lane, chunk])
         if lane % QUAD == 0:
-            both = cute.make_rmem_tensor((STATISTICS, ROWS_OF_THREAD), Float32)
             for r in cutlass.range_constexpr(ROWS_OF_THREAD):
-                both[0, r], both[1, r] = maximum[r], total[r]
-            cute.autovec_copy(cute.coalesce(both), statistics[None, lane // QUAD])
+                records[0, r], records[1, r], records[3, r] = maximum[r], total[r], Float32(0.0)
+            cute.autovec_copy(cute.coalesce(records), self._records(region)[None, lane // QUAD])
+        return kept
+
+    def _rounded(self, values, records):
+        """A thread's vectors in float16, scaled by rows, as chunks; what undoes the scaling goes into the `records`."""
+        rounded = cute.make_rmem_tensor((VECTOR * self.together, self.chunks), Float16)
+        layout = cute.make_layout((2, self.vectors), stride=(1, VECTOR))
+        for r in range(ROWS_OF_THREAD):
+            row = cute.make_tensor(values.iterator + 2 * r, layout)
+            peak = cute.arch.warp_reduction_max(largest(row), threads_in_group=QUAD)
+            factor, records[2, r] = scale_of(peak)
+            cute.make_tensor(rounded.iterator + 2 * r, layout).store((row.load() * factor).to(Float16))
+        return rounded
 
     def meet(self):
         """Barrier of all threads of the cluster: what was left before is there after it."""
@@ -110,29 +169,32 @@ class ClusterMerge:
         cute.arch.cluster_wait()
 
     @cute.jit
-    def take(self, scratch, row_block, rank: Int32, group, lane: Int32, scale_log2: Float32, first_rank=0):
+    def take(self, scratch, kept, row_block, rank: Int32, group, lane: Int32, scale_log2: Float32, first_rank=0):
         """Merge the vectors of a group of the ``rank``-th split, from its first one on: (un-normalised O (4, share),
-        the raw maxima (2), the sums (2) of the thread's rows). Vectors past the last one repeat it.
+        the raw maxima (2), the sums (2) of the thread's rows). Vectors past the last one repeat it. ``kept``: what
+        `leave` returned.
 
         The splits are the cluster's ranks from ``first_rank`` on. Each begins with its own memory, so that they don't
         all read from the same CTA. (All beginning with the first: 8 splits of 64 x 512, 1.7 us more. H200, 2026-11-30.)
         """
         there = [self._part(scratch, row_block, rank, i, first_rank) for i in range(self.parts)]
         first_vector = self.first_vector(rank, group)
-        loads = cute.make_rmem_tensor((VECTOR, self.parts, self.share), Float32)
+        share = self.share // self.together
+        loads = cute.make_rmem_tensor((VECTOR * self.together, self.parts, share), Float16)
         merged = cute.make_rmem_tensor((VECTOR, self.share), Float32)
-        batch = max(1, LOADS_AHEAD // self.parts)
+        batch = max(1, LOADS_AHEAD // (self.parts - self.keeps))
         self._load(there, first_vector, lane, loads, 0, batch)
-        own = self._statistics_of_quad(scratch, row_block, rank, lane, first_rank)
+        own = self._records_of_quad(scratch, row_block, rank, lane, first_rank)
         weights, maximum, total = self._weights(own, scale_log2)
-        for begin in cutlass.range_constexpr(0, self.share, batch):
+        for begin in cutlass.range_constexpr(0, share, batch):
             self._load(there, first_vector, lane, loads, begin + batch, begin + 2 * batch)
-            for v in cutlass.range_constexpr(begin, min(begin + batch, self.share)):
+            for n in cutlass.range_constexpr(begin * self.together, min(begin + batch, share) * self.together):
                 for j in cutlass.range_constexpr(VECTOR):
-                    value = loads[j, 0, v] * weights[j // 2, 0]
+                    chunk, at = n // self.together, n % self.together * VECTOR + j
+                    value = (kept[j, n] if self.keeps else Float32(loads[at, 0, chunk])) * weights[j // 2, 0]
                     for i in cutlass.range_constexpr(1, self.parts):
-                        value += loads[j, i, v] * weights[j // 2, i]
-                    merged[j, v] = value
+                        value += Float32(loads[at, i, chunk]) * weights[j // 2, i]
+                    merged[j, n] = value
         return merged, maximum, total
 
     def _part(self, scratch, row_block, rank, i, first_rank):
@@ -141,49 +203,78 @@ class ClusterMerge:
         return cute.arch.map_dsmem_ptr(region, Int32(first_rank + (rank + i // self.groups) % self.splits))
 
     def _load(self, there: list, first_vector, lane, loads, begin: int, end: int):
-        """Ask for the ``begin``-th to ``end``-th vector of all parts, as far as there are any."""
-        for v in range(begin, min(end, self.share)):
-            vector = first_vector + v
+        """Ask for the ``begin``-th to ``end``-th chunk of all parts, as far as there are any, but for what is kept."""
+        for n in range(begin, min(end, self.share // self.together)):
+            chunk = first_vector // self.together + n
             if self.share * self.parts > self.vectors:
-                vector = cutlass.min(vector, self.vectors - 1)
-            for i in range(self.parts):
-                cute.autovec_copy(self._outputs(there[i])[None, lane, vector], loads[None, i, v])
+                chunk = cutlass.min(chunk, self.chunks - 1)
+            for i in range(int(self.keeps), self.parts):
+                cute.autovec_copy(self._outputs(there[i])[None, lane, chunk], loads[None, i, n])
 
     @cute.jit
-    def _statistics_of_quad(self, scratch, row_block, rank, lane: Int32, first_rank):
-        """The statistics that a thread weighs for its quad, (maximum, sum) of its rows, of every fourth part: (4,
+    def _records_of_quad(self, scratch, row_block, rank, lane: Int32, first_rank):
+        """The records that a thread weighs for its quad, those of its two rows, of every fourth part: (record, row,
         parts / 4). For parts past the last one, those of a row without keys."""
-        found = cute.make_rmem_tensor((ROWS_OF_THREAD * STATISTICS, -(-self.parts // QUAD)), Float32)
-        for turn in cutlass.range_constexpr(cute.size(found, mode=[1])):
+        shape = (RECORD, ROWS_OF_THREAD, -(-self.parts // QUAD))
+        found = cute.make_rmem_tensor(shape, Float32)
+        for turn in cutlass.range_constexpr(shape[2]):
             i = turn * QUAD + lane % QUAD
             there = self._part(scratch, row_block, rank, cutlass.min(i, self.parts - 1), first_rank)
-            cute.autovec_copy(self._statistics(there)[None, lane // QUAD], found[None, turn])
+            cute.autovec_copy(self._records(there)[None, lane // QUAD], cute.coalesce(found[None, None, turn]))
             if const_expr((turn + 1) * QUAD > self.parts):
                 for r in cutlass.range_constexpr(ROWS_OF_THREAD):
-                    found[STATISTICS * r, turn] = found[STATISTICS * r, turn] if i < self.parts else -Float32.inf
+                    found[0, r, turn] = found[0, r, turn] if i < self.parts else -Float32.inf
         return found
 
     @cute.jit
     def _weights(self, own, scale_log2: Float32):
-        """(what each part's rows weigh (2, parts), the rows' raw maxima (2), their sums (2))."""
-        turns = cute.size(own, mode=[1])
+        """(what each part's rows, as they come, weigh (2, parts), the rows' raw maxima (2), their sums (2))."""
+        turns = cute.size(own, mode=[2])
         weights = cute.make_rmem_tensor((ROWS_OF_THREAD, self.parts), Float32)
         maximum, total = (cute.make_rmem_tensor(ROWS_OF_THREAD, Float32) for _ in range(2))
         for r in cutlass.range_constexpr(ROWS_OF_THREAD):
-            highest = own[STATISTICS * r, 0]
+            highest = own[0, r, 0]
             for turn in cutlass.range_constexpr(1, turns):
-                highest = cute.arch.fmax(highest, own[STATISTICS * r, turn])
+                highest = cute.arch.fmax(highest, own[0, r, turn])
             highest = cute.arch.warp_reduction_max(highest, threads_in_group=QUAD)
             base, whole = finite(highest), Float32(0.0)
             for turn in cutlass.range_constexpr(turns):
-                weight = exponential(own[STATISTICS * r, turn], base, scale_log2)
-                whole = whole + weight * own[STATISTICS * r + 1, turn]
+                weight = exponential(own[0, r, turn], base, scale_log2)
+                whole = whole + weight * own[1, r, turn]
+                scaled = weight * own[2, r, turn]
                 for i in cutlass.range_constexpr(turn * QUAD, min(self.parts, (turn + 1) * QUAD)):
                     first_of_quad = cute.arch.lane_idx() // QUAD * QUAD
-                    weights[r, i] = cute.arch.shuffle_sync(weight, first_of_quad + i % QUAD)
+                    is_kept = self.keeps and i == 0
+                    weights[r, i] = cute.arch.shuffle_sync(weight if is_kept else scaled, first_of_quad + i % QUAD)
             maximum[r] = highest
             total[r] = cute.arch.warp_reduction_sum(whole, threads_in_group=QUAD)
         return weights, maximum, total
+
+
+def largest(values):
+    """The largest magnitude of at least four values of a thread: four at a time, so that none waits for the one before.
+    `abs` takes the magnitudes at no cost, but leaves some sign."""
+    peaks = [values[i] for i in range(4)]
+    for i in range(4, cute.size(values)):
+        peaks[i % 4] = cute.arch.fmax(peaks[i % 4], values[i], abs=True)
+    pairs = [cute.arch.fmax(peaks[i], peaks[i + 2], abs=True) for i in range(2)]
+    peak = cute.arch.fmax(*pairs, abs=True)
+    return cute.arch.fmax(peak, -peak)
+
+
+def scale_of(peak: Float32):
+    """The power of two that brings a row's ``peak`` to 2^14 or more, but below 2^15, and its inverse. Peaks so small
+    that it has no inverse stay smaller; infinity has one too, and stays."""
+    bits = cute.make_rmem_tensor(1, Float32)
+    bits[0] = peak
+    exponent = cute.recast_tensor(bits, Int32)[0] >> EXPONENT_SHIFT
+    both = cute.make_rmem_tensor(2, Int32)
+    both[0] = cutlass.min(2 * EXPONENT_BIAS + PEAK_EXPONENT - exponent, 2 * EXPONENT_BIAS - 1)
+    both[1] = 2 * EXPONENT_BIAS - both[0]
+    for i in range(2):
+        both[i] = both[i] << EXPONENT_SHIFT
+    powers = cute.recast_tensor(both, Float32)
+    return powers[0], powers[1]
 
 
 @cute.jit
