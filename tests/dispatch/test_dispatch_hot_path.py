@@ -334,7 +334,7 @@ def test_ctrl_c_in_a_call_stays_ctrl_c(tuned, served, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    kernel.functions[1] = kernel._functions[1] = (interrupted, interrupted)
+    kernel.by_count[1] = kernel._routes._by_place[1] = (interrupted, interrupted, 1)
     with pytest.raises(KeyboardInterrupt):
         kernel("no tensor")
 

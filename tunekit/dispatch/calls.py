@@ -135,6 +135,12 @@ class CallForm:
         given, order = self.meaning(place)
         return order.slots(values), given
 
+    def split(self, way: Way) -> tuple[list[int], list[int]]:
+        """Which of a call's values are axes, in the spec's order, and which are arguments."""
+        count, keywords = way[0], way[1:]
+        axes = [count + keywords.index(name) for name in self._axes if name in keywords]
+        return axes, [place for place in range(count + len(keywords)) if place not in axes]
+
     def _writing(self, way: Way) -> _Writing:
         count, keywords = way[0], way[1:]
         for name in keywords:
@@ -142,11 +148,9 @@ class CallForm:
                 known = ", ".join((*self.names, *self._axes))
                 raise UserError(f"{self.spec.name} has no argument '{name}' (arguments and problem axes: {known})")
         names = tuple(name for name in self._axes if name in keywords)
-        others = [
-            place for place in range(len(way) - 1 + count) if place < count or keywords[place - count] not in names
-        ]
+        axes, others = self.split(way)
         order = self._order(tuple(range(count)), way, names) if count <= self._leading else None
-        writing = _Writing(names, select([count + keywords.index(name) for name in names]), select(others), order)
+        writing = _Writing(names, select(axes), select(others), order)
         if len(self._writings) >= MAX_KEPT:
             self._writings.clear()
         self._writings[way] = writing
