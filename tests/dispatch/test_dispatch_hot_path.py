@@ -334,7 +334,7 @@ def test_ctrl_c_in_a_call_stays_ctrl_c(tuned, served, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    kernel.by_count[1] = kernel._routes._by_place[1] = (interrupted, interrupted, 1)
+    kernel.by_count[1] = kernel._routes._by_place[1] = (interrupted, interrupted, 1, None)
     with pytest.raises(KeyboardInterrupt):
         kernel("no tensor")
 

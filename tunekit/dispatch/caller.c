@@ -11,10 +11,13 @@
 #define MISS (-1)
 
 /* A route: what routes.py makes of a table. */
-enum { FUNCTION, FINISH, PLACE };
+enum { FUNCTION, FINISH, PLACE, ALLOCATING, ROUTE_SIZE };
+/* What ALLOCATING is, unless it is None: the function that takes an output behind a call's arguments, which of them the
+ * output is like, what makes one like it, and the type of those that it makes one of. */
+enum { WITH_OUTPUT, LIKE, EMPTY_LIKE, TENSOR };
 /* A fork, where some keywords give axes: which of the call's values those are, which the others, and the routes by the
- * axes' values. It begins with bytes, as no route does. */
-enum { AXES, OTHERS, BY_AXES };
+ * axes' values. */
+enum { AXES, OTHERS, BY_AXES, FORK_SIZE };
 /* The place of such a route: the way of writing, the axes' values, then from here their types. */
 enum { TYPES = 2 };
 
@@ -25,7 +28,7 @@ typedef struct {
   PyObject* by_names;
 } Caller;
 
-/* What a list holds there, as a new reference; NULL, and no error, where that is no tuple. */
+/* What a list holds there, as a new reference; NULL, and no error, where that is neither a route nor a fork. */
 static PyObject* listed(PyObject* list, Py_ssize_t at) {
   if (!list || !PyList_CheckExact(list) || at >= PyList_GET_SIZE(list)) return NULL;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -87,12 +90,12 @@ static PyObject* route_of(Caller* self, PyObject* const* values, Py_ssize_t coun
   PyObject* route = listed(list, count);
   if (named) Py_XDECREF(list);
   if (!route) return NULL;
-  if (PyBytes_CheckExact(PyTuple_GET_ITEM(route, AXES))) {
+  if (PyTuple_GET_SIZE(route) == FORK_SIZE) {
     PyObject* fork = route;
     route = branch_of(fork, values);
     *arguments = route ? picked(values, PyTuple_GET_ITEM(fork, OTHERS), 0) : NULL;
     Py_DECREF(fork);
-  } else {
+  } else if (PyTuple_GET_SIZE(route) == ROUTE_SIZE) {
     *arguments = picked(values, NULL, count + named);
   }
   if (!*arguments) {
@@ -127,25 +130,55 @@ static PyObject* in_python(PyObject* self, PyObject* const* values, size_t flags
   return result;
 }
 
+/* The arguments and a new output behind them; NULL with an error where that can't be had. */
+static PyObject* with_output(PyObject* allocating, PyObject* arguments, PyObject* like) {
+  PyObject* output = PyObject_CallOneArg(PyTuple_GET_ITEM(allocating, EMPTY_LIKE), like);
+  Py_ssize_t count = PyTuple_GET_SIZE(arguments);
+  PyObject* all = output ? PyTuple_New(count + 1) : NULL;
+  for (Py_ssize_t at = 0; all && at <= count; ++at) {
+    PyObject* value = at < count ? PyTuple_GET_ITEM(arguments, at) : output;
+    Py_INCREF(value);
+    PyTuple_SET_ITEM(all, at, value);
+  }
+  Py_XDECREF(output);
+  return all;
+}
+
+/* What a table's function answers, to `*arguments`, which it may take with an output; NULL with an error. */
+static PyObject* answer_to(PyObject** arguments, PyObject* route) {
+  PyObject* allocating = PyTuple_GET_ITEM(route, ALLOCATING);
+  if (allocating != Py_None) {
+    PyObject* like = PyTuple_GET_ITEM(*arguments, PyLong_AsSsize_t(PyTuple_GET_ITEM(allocating, LIKE)));
+    if ((PyObject*)Py_TYPE(like) == PyTuple_GET_ITEM(allocating, TENSOR)) {
+      *arguments = with_output(allocating, *arguments, like);
+      return *arguments ? PyObject_Call(PyTuple_GET_ITEM(allocating, WITH_OUTPUT), *arguments, NULL) : NULL;
+    }
+  }
+  Py_INCREF(*arguments);
+  return PyObject_Call(PyTuple_GET_ITEM(route, FUNCTION), *arguments, NULL);
+}
+
 static PyObject* call(PyObject* self, PyObject* const* values, size_t flags, PyObject* names) {
   PyObject* arguments = NULL;
   PyObject* route = route_of((Caller*)self, values, PyVectorcall_NARGS(flags), names, &arguments);
   if (!route) return in_python(self, values, flags, names);
-  PyObject* result = PyObject_Call(PyTuple_GET_ITEM(route, FUNCTION), arguments, NULL);
+  PyObject* all = arguments;
+  PyObject* result = answer_to(&all, route);
   int missed = 0;
   if (result && PyLong_CheckExact(result)) {
     PyObject* answered = result;
     long answer = PyLong_AsLong(answered);
-    missed = answer == MISS || answer >= PyTuple_GET_SIZE(arguments);
+    missed = answer == MISS || answer >= PyTuple_GET_SIZE(all);
     if (answer < MISS) {
       result = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(route, FINISH), answered, arguments, NULL);
     } else if (!missed) {
-      result = PyTuple_GET_ITEM(arguments, answer);
+      result = PyTuple_GET_ITEM(all, answer);
       Py_INCREF(result);
     }
     Py_DECREF(answered);
   }
   if (!result) explain(self, PyTuple_GET_ITEM(route, PLACE), arguments);
+  Py_XDECREF(all);
   Py_DECREF(arguments);
   Py_DECREF(route);
   return missed ? in_python(self, values, flags, names) : result;

@@ -41,13 +41,14 @@ class Present:
 class Order:
     """How the values of a call become slots: its arguments by position, then those by keyword, without the axes.
 
-    `places` has, for each slot, which of the values fills it, -1 where none does; None where that depends on
-    which values are None.
+    There are `count` values. `places` has, for each slot, which of them fills it, -1 where none does; None where that
+    depends on which are None.
     """
 
     arranged: Callable[[tuple[Any, ...]], Slots]
     present: Present
     places: tuple[int, ...] | None
+    count: int
 
     def slots(self, values: tuple[Any, ...]) -> Slots:
         return self.arranged((*values, None))
@@ -176,7 +177,7 @@ class CallForm:
         pick = select(source)
         filled = [slot for slot, place in enumerate(source) if place != nothing]
         places = None if twice else tuple(-1 if place == nothing else place for place in source)
-        return Order(self._either(pick, twice) if twice else pick, self._present(filled), places)
+        return Order(self._either(pick, twice) if twice else pick, self._present(filled), places, nothing)
 
     def _either(
         self, pick: Callable[[tuple[Any, ...]], Slots], twice: list[tuple[int, int]]

@@ -157,7 +157,7 @@ class Kernel:
         if keywords:
             place, args = self._form.read(args, keywords)
         try:
-            function, finish, _ = self._routes.of(place)
+            function, finish, *_ = self._routes.of(place)
             answer = function(*args)
             if type(answer) is not int:
                 return answer
@@ -305,7 +305,7 @@ class Kernel:
                     self._counters.gone(dropped)
                 self._tables.clear()
                 self._routes.clear()
-            table = self._open(given, entry.kind.order, CAPACITY)
+            table = self._open(given, entry.kind.order, CAPACITY, entry.like)
         key = table.key(values)
         if key is None:
             return
@@ -318,9 +318,9 @@ class Kernel:
         self._tables[place] = table
         self._routes.lay(place, table)
 
-    def _open(self, given: Given, order: Order, capacity: int) -> Table:
+    def _open(self, given: Given, order: Order, capacity: int, like: int | None) -> Table:
         hot = self._hot()
-        return PythonTable(given, order, capacity) if hot is None else NativeTable(given, order, capacity, hot)
+        return PythonTable(given, order, capacity) if hot is None else NativeTable(given, order, capacity, hot, like)
 
     def _copy(self, table: Table, capacity: int, again: Callable[[Entry], Entry | None] | None = None) -> Table:
         """A table with the same entries, or what `again` makes of each; the calls of the old one are counted."""
@@ -328,7 +328,7 @@ class Kernel:
         entries = [(key, entry) for key, entry in renewed if entry is not None]
         while capacity <= len(entries):
             capacity *= 2
-        copy = self._open(table.given, table.order, capacity)
+        copy = self._open(table.given, table.order, capacity, table.like)
         for key, entry in entries:
             copy.add(key, entry)
         self._counters.gone(table)

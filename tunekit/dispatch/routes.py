@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any, Union
 
 from tunekit.dispatch.calls import CallForm, Place, Way
-from tunekit.dispatch.tables import MISS, Table
+from tunekit.dispatch.tables import MISS, Allocating, Table
 
-Route = tuple[Callable[..., Any], Callable[..., Any], Place]
-"""What a call needs of a table, its function and its finish, and the place that it serves; of one table, also while
-another takes its place."""
+Route = tuple[Callable[..., Any], Callable[..., Any], Place, Union[Allocating, None]]
+"""What a call needs of a table: its function and finish, the place that it serves, and for caller.c how it takes
+outputs. It is of one table, also while another takes its place."""
 Fork = tuple[bytes, bytes, dict[tuple[Any, ...], Route]]
 """Where keywords give axes: which of a call's values those are, which are the others, and the routes by the axes'
 values. Of values that are equal, such as 1 and True, the last has the route; its place has the types."""
-NOWHERE: Route = (lambda *arguments: MISS, lambda answer, arguments: None, 0)
+NOWHERE: Route = (lambda *arguments: MISS, lambda answer, arguments: None, 0, None)
 """The route of a place that has no table."""
 MOST_VALUES = 256
 """Of a call that caller.c carries out: a fork has each one's number in a byte."""
@@ -39,7 +39,7 @@ class Routes:
 
     def lay(self, place: Place, table: Table) -> None:
         """Lead the calls of a place to a table."""
-        route = self._by_place[place] = table.function, table.finish, place
+        route = self._by_place[place] = table.function, table.finish, place, table.allocating
         if isinstance(place, int):
             self.by_count[place] = route
             return

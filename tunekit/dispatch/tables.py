@@ -16,19 +16,26 @@ CAPACITY = 64
 """Of a first table; a full one is replaced by one of twice its size."""
 
 Values = tuple[Any, ...]
+Allocating = tuple[Callable[..., Any], int, Callable[[Any], Any], type]
+"""How a table's calls are given an output: the function that takes it behind the call's values, which of these it is
+like, torch.empty_like, and torch.Tensor, to whose subclasses that does something else."""
 
 
 class Table(Protocol):
     """The entries of one way of writing calls, under the axes given.
 
     `function` takes a call's values and answers what the call returns; or MISS; or, below MISS, what `finish` takes.
+    `like`: which of the values has the shape and dtype of the output that is left out, if one is known. `allocating`
+    is how a caller may do what `function` does of it.
     It is called by many threads at once, while one at a time adds entries.
     """
 
     given: Given
     order: Order
     capacity: int
+    like: int | None
     function: Callable[..., Any]
+    allocating: Allocating | None
 
     def add(self, key: Hashable, entry: Entry) -> bool:
         """Serve the calls of `key` by `entry`, unless there is one. False: the table is full."""
@@ -62,6 +69,7 @@ class PythonTable:
         self.given, self.order = given, order
         self.function: Callable[..., Any] = self._call
         self.capacity = capacity
+        self.like = self.allocating = None
         self._entries: dict[Hashable, tuple[Entry, list[int]]] = {}
 
     def add(self, key: Hashable, entry: Entry) -> bool:
@@ -112,25 +120,34 @@ class PythonTable:
 class NativeTable:
     """Entries in a table of hot_path.c."""
 
-    def __init__(self, given: Given, order: Order, capacity: int, hot: HotPath) -> None:
+    def __init__(self, given: Given, order: Order, capacity: int, hot: HotPath, like: int | None) -> None:
         self.given, self.order = given, order
+        self.capacity = capacity
+        self.like = like
         self._hot = hot
         self._handle = hot.make(capacity)
         self.function: Callable[..., Any] = hot.function(self._handle)
-        self.capacity = capacity
+        self.allocating: Allocating | None = None
+        if like is not None:
+            import torch
+
+            self.allocating = self.function, like, torch.empty_like, torch.Tensor
+            self.function = self._allocating
         self._entries: dict[bytes, tuple[Entry, int]] = {}
         """With their places in the native table. It may have more: those at which Ctrl-C came before they got here."""
-        self._later: list[Entry] = []
-        """The entries of which something is left to Python; the answer says which."""
+        self._later: list[Callable[[Values], Any]] = []
+        """What is left to Python of some entries' calls; the answer says which."""
 
     def add(self, key: Hashable, entry: Entry) -> bool:
         if not isinstance(key, bytes) or key in self._entries:
             return True
         recipe = entry.recipe
-        answer = recipe.answer if recipe else LATER
+        if recipe is not None and recipe.likes and self.like not in recipe.likes:
+            recipe = None
+        answer = LATER if recipe is None else recipe.answer
         if answer == LATER:
             answer -= len(self._later)
-            self._later.append(entry)
+            self._later.append(entry.run if recipe is None else entry.returned)
         if recipe is None:
             place = self._hot.put(self._handle, key, None, b"", 0, answer)
         else:
@@ -141,7 +158,7 @@ class NativeTable:
         return True
 
     def key(self, values: Values) -> bytes | None:
-        return self._hot.key(*values)
+        return self._hot.key(*values) if self.like is None else self._hot.key(*values, values[self.like])
 
     def entry(self, values: Values) -> Entry | None:
         key = self.key(values)
@@ -149,9 +166,16 @@ class NativeTable:
         return found[0] if found else None
 
     def finish(self, answer: int, values: Values) -> Any:
-        entry = self._later[LATER - answer]
-        slots = self.order.slots(values)
-        return entry.run(slots) if entry.recipe is None else entry.returned(slots)
+        return self._later[LATER - answer](self.order.slots(values))
+
+    def _allocating(self, *values: Any) -> Any:
+        import torch
+
+        function, like, *_ = self.allocating
+        tensor = values[like]
+        output = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        answer = function(*values, output)
+        return output if answer == len(values) else answer
 
     def items(self) -> list[tuple[Hashable, Entry]]:
         return [(key, entry) for key, (entry, _) in list(self._entries.items())]
