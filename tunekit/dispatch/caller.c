@@ -10,11 +10,9 @@
 
 #define MISS (-1)
 
-/* A route: what routes.py makes of a table. */
-enum { FUNCTION, FINISH, PLACE, ALLOCATING, ROUTE_SIZE };
-/* What ALLOCATING is, unless it is None: the function that takes an output behind a call's arguments, which of them the
- * output is like, what makes one like it, and the type of those that it makes one of. */
-enum { WITH_OUTPUT, LIKE, EMPTY_LIKE, TENSOR };
+/* A route, as routes.py lays it: a table's function and its finish; the place that they serve; which of a call's
+ * arguments the output is like that the function takes behind them, or None; torch.empty_like; torch.Tensor. */
+enum { FUNCTION, FINISH, PLACE, LIKE, EMPTY_LIKE, TENSOR, ROUTE_SIZE };
 /* A fork, where some keywords give axes: which of the call's values those are, which the others, and the routes by the
  * axes' values. */
 enum { AXES, OTHERS, BY_AXES, FORK_SIZE };
@@ -130,9 +128,24 @@ static PyObject* in_python(PyObject* self, PyObject* const* values, size_t flags
   return result;
 }
 
-/* The arguments and a new output behind them; NULL with an error where that can't be had. */
-static PyObject* with_output(PyObject* allocating, PyObject* arguments, PyObject* like) {
-  PyObject* output = PyObject_CallOneArg(PyTuple_GET_ITEM(allocating, EMPTY_LIKE), like);
+/* Whether all arguments are what calls are made of. Of any others Python sees to it that none is a tensor of another
+ * library, which the table's function would take; and torch.empty_like makes plain tensors of plain ones alone. */
+static int is_plain(PyObject* arguments, PyObject* route) {
+  PyObject* like = PyTuple_GET_ITEM(route, LIKE);
+  PyTypeObject* tensor = (PyTypeObject*)PyTuple_GET_ITEM(route, TENSOR);
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(arguments); ++at) {
+    PyObject* value = PyTuple_GET_ITEM(arguments, at);
+    if (Py_TYPE(value) != tensor && value != Py_None && !PyFloat_CheckExact(value) && !PyLong_CheckExact(value) &&
+        !PyType_IsSubtype(Py_TYPE(value), tensor))
+      return 0;
+  }
+  return like == Py_None || Py_TYPE(PyTuple_GET_ITEM(arguments, PyLong_AsSsize_t(like))) == tensor;
+}
+
+/* The arguments and behind them a new output; NULL with an error where that can't be had. */
+static PyObject* with_output(PyObject* arguments, PyObject* route) {
+  PyObject* like = PyTuple_GET_ITEM(arguments, PyLong_AsSsize_t(PyTuple_GET_ITEM(route, LIKE)));
+  PyObject* output = PyObject_CallOneArg(PyTuple_GET_ITEM(route, EMPTY_LIKE), like);
   Py_ssize_t count = PyTuple_GET_SIZE(arguments);
   PyObject* all = output ? PyTuple_New(count + 1) : NULL;
   for (Py_ssize_t at = 0; all && at <= count; ++at) {
@@ -144,43 +157,34 @@ static PyObject* with_output(PyObject* allocating, PyObject* arguments, PyObject
   return all;
 }
 
-/* What a table's function answers, to `*arguments`, which it may take with an output; NULL with an error. */
-static PyObject* answer_to(PyObject** arguments, PyObject* route) {
-  PyObject* allocating = PyTuple_GET_ITEM(route, ALLOCATING);
-  if (allocating != Py_None) {
-    PyObject* like = PyTuple_GET_ITEM(*arguments, PyLong_AsSsize_t(PyTuple_GET_ITEM(allocating, LIKE)));
-    if ((PyObject*)Py_TYPE(like) == PyTuple_GET_ITEM(allocating, TENSOR)) {
-      *arguments = with_output(allocating, *arguments, like);
-      return *arguments ? PyObject_Call(PyTuple_GET_ITEM(allocating, WITH_OUTPUT), *arguments, NULL) : NULL;
-    }
-  }
-  Py_INCREF(*arguments);
-  return PyObject_Call(PyTuple_GET_ITEM(route, FUNCTION), *arguments, NULL);
-}
-
-static PyObject* call(PyObject* self, PyObject* const* values, size_t flags, PyObject* names) {
-  PyObject* arguments = NULL;
-  PyObject* route = route_of((Caller*)self, values, PyVectorcall_NARGS(flags), names, &arguments);
-  if (!route) return in_python(self, values, flags, names);
-  PyObject* all = arguments;
-  PyObject* result = answer_to(&all, route);
-  int missed = 0;
+/* What a call returns; NULL with an error; or `*missed`, where its table does not know it. */
+static PyObject* carry_out(PyObject* arguments, PyObject* route, int* missed) {
+  PyObject* all = PyTuple_GET_ITEM(route, LIKE) == Py_None ? Py_NewRef(arguments) : with_output(arguments, route);
+  PyObject* result = all ? PyObject_Call(PyTuple_GET_ITEM(route, FUNCTION), all, NULL) : NULL;
   if (result && PyLong_CheckExact(result)) {
     PyObject* answered = result;
     long answer = PyLong_AsLong(answered);
-    missed = answer == MISS || answer >= PyTuple_GET_SIZE(all);
-    if (answer < MISS) {
+    *missed = answer == MISS || answer >= PyTuple_GET_SIZE(all);
+    if (answer < MISS)
       result = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(route, FINISH), answered, arguments, NULL);
-    } else if (!missed) {
-      result = PyTuple_GET_ITEM(all, answer);
-      Py_INCREF(result);
-    }
+    else
+      result = *missed ? NULL : Py_NewRef(PyTuple_GET_ITEM(all, answer));
     Py_DECREF(answered);
   }
-  if (!result) explain(self, PyTuple_GET_ITEM(route, PLACE), arguments);
   Py_XDECREF(all);
-  Py_DECREF(arguments);
-  Py_DECREF(route);
+  return result;
+}
+
+static PyObject* call(PyObject* self, PyObject* const* values, size_t flags, PyObject* names) {
+  PyObject *arguments = NULL, *result = NULL;
+  PyObject* route = route_of((Caller*)self, values, PyVectorcall_NARGS(flags), names, &arguments);
+  int missed = !route || !is_plain(arguments, route);
+  if (!missed) {
+    result = carry_out(arguments, route, &missed);
+    if (!result && !missed) explain(self, PyTuple_GET_ITEM(route, PLACE), arguments);
+  }
+  Py_XDECREF(arguments);
+  Py_XDECREF(route);
   return missed ? in_python(self, values, flags, names) : result;
 }
 

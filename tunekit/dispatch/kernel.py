@@ -152,12 +152,18 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UserError(
+            f"a kernel is not copied or pickled, since it holds code loaded into this process: share it, or call "
+            f"tunekit.load for {self.spec.name} where it is wanted"
+        )
+
     def _call(self, /, *args: Any, **keywords: Any) -> Any:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
         try:
-            function, finish, *_ = self._routes.of(place)
+            function, finish = self._routes.of(place)
             answer = function(*args)
             if type(answer) is not int:
                 return answer

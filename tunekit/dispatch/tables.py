@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 from tunekit.dispatch.calls import Given, Order
 from tunekit.dispatch.checks import is_plain
 from tunekit.dispatch.entries import LATER, Entry
 from tunekit.dispatch.hot_path import HotPath
+from tunekit.dispatch.kinds import is_foreign
 
 MISS = -1
 """Answered for a call that has no entry."""
@@ -16,26 +17,30 @@ CAPACITY = 64
 """Of a first table; a full one is replaced by one of twice its size."""
 
 Values = tuple[Any, ...]
-Allocating = tuple[Callable[..., Any], int, Callable[[Any], Any], type]
-"""How a table's calls are given an output: the function that takes it behind the call's values, which of these it is
-like, torch.empty_like, and torch.Tensor, to whose subclasses that does something else."""
+Native = tuple[Callable[..., Any], Union[int, None], Callable[[Any], Any], type]
+"""What caller.c calls: a function that takes a call's values, if all are numbers or tensors of torch, and an output
+behind them where it is known which of them that is like; this, or None; torch.empty_like; and torch.Tensor."""
 
 
 class Table(Protocol):
     """The entries of one way of writing calls, under the axes given.
 
     `function` takes a call's values and answers what the call returns; or MISS; or, below MISS, what `finish` takes.
-    `like`: which of the values has the shape and dtype of the output that is left out, if one is known. `allocating`
-    is how a caller may do what `function` does of it.
+    `like`: which of the values has the shape and dtype of the output that is left out, if one is known. `native`
+    does the same as `function`, but for tensors of other libraries.
     It is called by many threads at once, while one at a time adds entries.
     """
 
     given: Given
     order: Order
     capacity: int
-    like: int | None
     function: Callable[..., Any]
-    allocating: Allocating | None
+
+    @property
+    def like(self) -> int | None: ...
+
+    @property
+    def native(self) -> Native | None: ...
 
     def add(self, key: Hashable, entry: Entry) -> bool:
         """Serve the calls of `key` by `entry`, unless there is one. False: the table is full."""
@@ -69,7 +74,8 @@ class PythonTable:
         self.given, self.order = given, order
         self.function: Callable[..., Any] = self._call
         self.capacity = capacity
-        self.like = self.allocating = None
+        self.like = None
+        self.native = None
         self._entries: dict[Hashable, tuple[Entry, list[int]]] = {}
 
     def add(self, key: Hashable, entry: Entry) -> bool:
@@ -121,18 +127,16 @@ class NativeTable:
     """Entries in a table of hot_path.c."""
 
     def __init__(self, given: Given, order: Order, capacity: int, hot: HotPath, like: int | None) -> None:
+        import torch
+
         self.given, self.order = given, order
         self.capacity = capacity
         self.like = like
         self._hot = hot
         self._handle = hot.make(capacity)
-        self.function: Callable[..., Any] = hot.function(self._handle)
-        self.allocating: Allocating | None = None
-        if like is not None:
-            import torch
-
-            self.allocating = self.function, like, torch.empty_like, torch.Tensor
-            self.function = self._allocating
+        self.native: Native = hot.function(self._handle), like, torch.empty_like, torch.Tensor
+        self.function: Callable[..., Any] = self._call
+        self._plain = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
         self._entries: dict[bytes, tuple[Entry, int]] = {}
         """With their places in the native table. It may have more: those at which Ctrl-C came before they got here."""
         self._later: list[Callable[[Values], Any]] = []
@@ -168,10 +172,14 @@ class NativeTable:
     def finish(self, answer: int, values: Values) -> Any:
         return self._later[LATER - answer](self.order.slots(values))
 
-    def _allocating(self, *values: Any) -> Any:
+    def _call(self, *values: Any) -> Any:
+        if not self._plain.issuperset(map(type, values)) and any(map(is_foreign, values)):
+            return MISS
+        function, like, *_ = self.native
+        if like is None:
+            return function(*values)
         import torch
 
-        function, like, *_ = self.allocating
         tensor = values[like]
         output = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         answer = function(*values, output)
