@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 import tvm_ffi
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tunekit
 from tunekit.dispatch import kernel as module
@@ -154,14 +155,28 @@ def test_outputs_of_other_shapes_than_any_input_are_allocated_as_well(tuned):
             assert y.untyped_storage().resizable()
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+def test_a_call_while_torch_makes_fake_tensors_fails_and_spoils_no_later_one(moments, native):
+    kernel = moments[not native]
+    for keywords in ({}, {"centred": True}):
+        with pytest.raises(UserError, match="'y' has no memory of its own"), FakeTensorMode():
+            kernel(X, **keywords)
+        for _ in range(2):
+            y = kernel(X, **keywords)
+            y = y[0] if keywords else y
+            assert type(y) is torch.Tensor and y.stride() == (32, 1)
+            torch.testing.assert_close(y, 2.0 * (X - X.mean(1, keepdim=True) if keywords else X))
+        with pytest.raises(Exception, match="FakeTensor"), FakeTensorMode():
+            kernel(X, **keywords)
+
+
 def test_memory_that_is_not_there_is_torch_s_own_error(moments, monkeypatch):
     def full(like):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(torch, "empty_like", full)
     kernel, _ = moments
-    kernel(X, centred=False)
-    for _ in range(2):
+    monkeypatch.setattr(torch, "empty_like", full)
+    for _ in range(3):
         with pytest.raises(torch.OutOfMemoryError):
             kernel(X, centred=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ from typing import Any
 from tunekit.dispatch.calls import Order, Slots, select
 from tunekit.dispatch.checks import Call
 from tunekit.dispatch.hot_path import HotPath
+from tunekit.dispatch.kinds import refusal
 from tunekit.dispatch.library import Function
+from tunekit.errors import UserError
 from tunekit.model import Choice
 from tunekit.spec import ScalarArg, TensorArg
 
@@ -82,7 +86,11 @@ class Entry:
 
 
 def make_entry(kind: Kind, served: tuple[Choice, Function], workspace: int, hot: HotPath | None) -> Entry:
-    """The entry for calls of a kind; `workspace` in float32 elements."""
+    """The entry for calls of a kind; `workspace` in float32 elements.
+
+    Raises:
+        UserError: torch makes no tensors now that an output could lie in.
+    """
     choice, function = served
     fill = _fill(kind, workspace)
     recipe = None
@@ -133,7 +141,10 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
 
     pick = select([slot for slot, _ in kind.call.arguments])
     device = kind.device
-    new = [(position, shape, getattr(torch, dtype)) for position, shape, dtype in fill.new]
+    new = [
+        (position, _maker(kind.call.arguments[position][1].name, shape, getattr(torch, dtype), device))
+        for position, shape, dtype in fill.new
+    ]
     returned = _picker(list(fill.outputs))
 
     def given(slots: Slots) -> Any:
@@ -143,8 +154,8 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
 
     def filled(slots: Slots) -> Any:
         arguments = list(pick(slots))
-        for position, shape, dtype in new:
-            arguments[position] = torch.empty(shape, dtype=dtype, device=device)
+        for position, make in new:
+            arguments[position] = make()
         for position, value in fill.constants:
             arguments[position] = value
         for position in fill.floats:
@@ -155,6 +166,24 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
         return returned(arguments)
 
     return filled if new or fill.constants or fill.floats or fill.workspace else given
+
+
+def _maker(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], Any]:
+    """What allocates an output, dense and row-major: like one of a single element, which stands for all of them, for
+    to be told shape, dtype and device takes torch longer than all else.
+
+    Raises:
+        UserError: torch makes no tensors now that have memory, but fake ones.
+    """
+    import torch
+
+    element = torch.empty((), dtype=dtype, device=device)
+    refused = refusal(name, element)
+    if refused is not None:
+        raise UserError(refused)
+    if math.prod(shape) < 2:  # of a single element or none torch would take the strides too
+        return functools.partial(torch.empty, shape, dtype=dtype, device=device)
+    return functools.partial(torch.empty_like, element.expand(shape))
 
 
 def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...], hot: HotPath) -> Recipe | None:
