@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ BURST = 200
 """Calls between synchronisations on the GPU: its queue holds about a thousand launches."""
 GOAL_US, MOST_US = 0.3, 0.6
 
-Timed = tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""A call, the one without what is timed, its arguments and its keywords."""
+Timed = tuple[Callable[[], Any], Callable[[], Any]]
+"""A call as a program writes it, and the one without what is timed."""
 
 
 def main() -> None:
@@ -66,7 +67,9 @@ def main() -> None:
         if "added" in tables:
             results["added"] = added(stub_calls(filled), options.rounds, options.calls, "a stub on the CPU")
             if torch.cuda.is_available():
-                real = added(gpu_calls(), options.rounds, BURST, f"the kernel of {Values(SMALL)}")
+                real = added(
+                    gpu_calls(), options.rounds, BURST, f"the kernel of {Values(SMALL)}", torch.cuda.synchronize
+                )
                 results["added on the GPU"] = real
         if "start" in tables:
             results["start"] = start(filled, options.rounds)
@@ -95,12 +98,12 @@ def stub_calls(places: dict[str, Path]) -> dict[str, Timed]:
     q, k, v, o = tensors("cpu")
     table = {(tuple(q.shape), tuple(k.shape)): 1}
     key = next(iter(table))
-    calls["a bare dict hit"] = (lambda: table[key], lambda: None, (), {})
+    calls["a bare dict hit"] = (lambda: table[key], lambda: None)
     for name, pair in peers((q, k, v, o), SHAPE["head_dim"] ** -0.5):
         if isinstance(pair, str):
             print(f"{name} is left out: {pair}")
         else:
-            calls[name] = (pair[0], pair[1], pair[2], {})
+            calls[name] = (partial(pair[0], *pair[2]), partial(pair[1], *pair[2]))
     return calls
 
 
@@ -114,29 +117,37 @@ def ways(native: Any, python: Any, given: tuple[Any, ...], shape: dict[str, int]
     q, k, v, o = given
     scale = q.shape[-1] ** -0.5
     bound = native.bind(shape, device=device)
-    raw = lambda *_, **__: bound(q, k, v, o, scale)  # noqa: E731
-    flags = {"mask": "none", "normalize": True}
+    raw = lambda: bound(q, k, v, o, scale)  # noqa: E731
+    by_name = {"o": o}
     return {
-        "bind()": (bound, bound, (q, k, v, o, scale), {}),
-        "all by position": (native, bound, (q, k, v, o, scale), {}),
-        "scale left out": (native, raw, (q, k, v, o), {}),
-        "o by keyword": (native, raw, (q, k, v), {"o": o}),
-        "two flags": (native, raw, (q, k, v, o), flags),
-        "o allocated": (native, raw, (q, k, v), {}),
-        "in Python, by position": (python, bound, (q, k, v, o, scale), {}),
-        "in Python, o allocated": (python, raw, (q, k, v), {}),
+        "bind()": (raw, raw),
+        "all by position": (lambda: native(q, k, v, o, scale), raw),
+        "scale left out": (lambda: native(q, k, v, o), raw),
+        "o by keyword": (lambda: native(q, k, v, o=o), raw),
+        "all by keyword": (lambda: native(q=q, k=k, v=v, o=o, scale=scale), raw),
+        "o out of a dict": (lambda: native(q, k, v, **by_name), raw),
+        "two flags": (lambda: native(q, k, v, o, mask="none", normalize=True), raw),
+        "o allocated": (lambda: native(q, k, v), raw),
+        "  beside torch.empty_like(q)": (
+            lambda: native(q, k, v),
+            lambda: bound(q, k, v, torch.empty_like(q), scale),
+        ),
+        "in Python, by position": (lambda: python(q, k, v, o, scale), raw),
+        "in Python, o allocated": (lambda: python(q, k, v), raw),
     }
 
 
-def added(calls: dict[str, Timed], rounds: int, count: int, what: str) -> dict[str, Any]:
+def added(
+    calls: dict[str, Timed], rounds: int, count: int, what: str, settle: Callable[[], Any] = lambda: None
+) -> dict[str, Any]:
     """name -> the time added to a call, in us: the median over rounds, and half the distance of the quartiles."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     raw: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(rounds + 1):
-        for name, (call, plain, arguments, keywords) in calls.items():
+        for name, (call, plain) in calls.items():
             # The second of two in a row is the quicker one, by up to 0.2 us: each goes first every other round.
             order = 1 if round_ % 2 else -1
-            took, without = [once(one, arguments, keywords, count) for one in (call, plain)[::order]][::order]
+            took, without = [once(one, count, settle) for one in (call, plain)[::order]][::order]
             if round_:  # the first warms up
                 taken[name].append(took - without)
                 raw[name].append(without)
@@ -153,23 +164,16 @@ def added(calls: dict[str, Timed], rounds: int, count: int, what: str) -> dict[s
     return rows
 
 
-def once(call: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any], count: int) -> float:
+def once(call: Callable[[], Any], count: int, settle: Callable[[], Any]) -> float:
     """Microseconds a call, host time alone."""
-    on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in arguments)
-    if on_gpu:
-        torch.cuda.synchronize()
+    settle()
     gc.disable()
     begin = time.perf_counter_ns()
-    if keywords:
-        for _ in range(count):
-            call(*arguments, **keywords)
-    else:
-        for _ in range(count):
-            call(*arguments)
+    for _ in range(count):
+        call()
     took = time.perf_counter_ns() - begin
     gc.enable()
-    if on_gpu:
-        torch.cuda.synchronize()
+    settle()
     return took / count / 1000
 
 

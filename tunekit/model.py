@@ -89,7 +89,7 @@ class Values(Mapping[str, Value]):
 
     def merged(self, other: Mapping[str, Value]) -> Values:
         """These values with `other`'s added or put in their place."""
-        return Values({**self._items, **other})
+        return Values({**self._items, **(other._items if isinstance(other, Values) else other)})
 
     def only(self, names: Any) -> Values:
         """The values whose name is in `names`, in this mapping's order."""

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy
 import psutil
@@ -334,9 +335,12 @@ def test_ctrl_c_in_a_call_stays_ctrl_c(tuned, served, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    kernel.functions[1] = kernel._functions[1] = (interrupted, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        kernel("no tensor")
+    for by in ((interrupted, None, torch.empty_like), (torch.sum, 0, interrupted)):
+        table = SimpleNamespace(function=interrupted, finish=interrupted, native=(*by, torch.Tensor))
+        kernel._routes.lay(1, table)
+        for wrong in (torch.ones(3), "no tensor"):
+            with pytest.raises(KeyboardInterrupt):
+                kernel(wrong)
 
 
 class Three(enum.IntEnum):

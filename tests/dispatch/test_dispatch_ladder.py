@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tunekit.dispatch import ladder
 from tunekit.dispatch.ladder import Candidate, Miss, distance, explain_no_kernel, make_table, steps, walk
 from tunekit.dispatch.lookup import present_protocols
 from tunekit.environment import environment
@@ -194,10 +195,20 @@ def test_a_winner_whose_constraints_exclude_the_shape_is_refused(tuned):
     table = make_table(tuned.spec, "host", environment(0), [winner])
     asked = tuned.spec.problem({"rows": 3, "cols": 24})
     found = list(steps(table, asked))
-    assert isinstance(found[0], Miss)
-    assert "block=16 may not serve it (block_divides: the block must divide cols)" in found[0].why
+    refused = next(step for step in found if isinstance(step, Miss) and step.level is Level.NEAREST)
+    assert "block=16 may not serve it (block_divides: the block must divide cols)" in refused.why
     assert [step.level for step in found if isinstance(step, Candidate)] == [Level.DEFAULT]
     assert found[-1].variant.tunables.block == 8
+
+
+def test_only_the_winners_that_the_walk_comes_to_are_looked_at(tuned, host_table, monkeypatch):
+    """A new size waits for one variant's constraints, not for those of all that were ever measured."""
+    winners = [tuned.winner(tuned.variant(unroll=4, delay_us=0), {"rows": rows}) for rows in range(1, 100)]
+    asked = []
+    may_not = ladder._cannot_serve
+    monkeypatch.setattr(ladder, "_cannot_serve", lambda *given: asked.append(given) or may_not(*given))
+    done = walk(host_table(*winners), tuned.spec.problem({"rows": 100}), lambda candidate: (candidate, ""))
+    assert done.candidate.winner.problem.rows == 99 and len(asked) == 1
 
 
 def test_no_valid_variant_says_which_constraint_is_to_blame(tuned):

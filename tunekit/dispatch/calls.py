@@ -41,13 +41,14 @@ class Present:
 class Order:
     """How the values of a call become slots: its arguments by position, then those by keyword, without the axes.
 
-    `places` has, for each slot, which of the values fills it, -1 where none does; None where that depends on
-    which values are None.
+    There are `count` values. `places` has, for each slot, which of them fills it, -1 where none does; None where that
+    depends on which are None.
     """
 
     arranged: Callable[[tuple[Any, ...]], Slots]
     present: Present
     places: tuple[int, ...] | None
+    count: int
 
     def slots(self, values: tuple[Any, ...]) -> Slots:
         return self.arranged((*values, None))
@@ -135,6 +136,12 @@ class CallForm:
         given, order = self.meaning(place)
         return order.slots(values), given
 
+    def split(self, way: Way) -> tuple[list[int], list[int]]:
+        """Which of a call's values are axes, in the spec's order, and which are arguments."""
+        count, keywords = way[0], way[1:]
+        axes = [count + keywords.index(name) for name in self._axes if name in keywords]
+        return axes, [place for place in range(count + len(keywords)) if place not in axes]
+
     def _writing(self, way: Way) -> _Writing:
         count, keywords = way[0], way[1:]
         for name in keywords:
@@ -142,11 +149,9 @@ class CallForm:
                 known = ", ".join((*self.names, *self._axes))
                 raise UserError(f"{self.spec.name} has no argument '{name}' (arguments and problem axes: {known})")
         names = tuple(name for name in self._axes if name in keywords)
-        others = [
-            place for place in range(len(way) - 1 + count) if place < count or keywords[place - count] not in names
-        ]
+        axes, others = self.split(way)
         order = self._order(tuple(range(count)), way, names) if count <= self._leading else None
-        writing = _Writing(names, select([count + keywords.index(name) for name in names]), select(others), order)
+        writing = _Writing(names, select(axes), select(others), order)
         if len(self._writings) >= MAX_KEPT:
             self._writings.clear()
         self._writings[way] = writing
@@ -172,7 +177,7 @@ class CallForm:
         pick = select(source)
         filled = [slot for slot, place in enumerate(source) if place != nothing]
         places = None if twice else tuple(-1 if place == nothing else place for place in source)
-        return Order(self._either(pick, twice) if twice else pick, self._present(filled), places)
+        return Order(self._either(pick, twice) if twice else pick, self._present(filled), places, nothing)
 
     def _either(
         self, pick: Callable[[tuple[Any, ...]], Slots], twice: list[tuple[int, int]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +14,13 @@ from typing import Any
 from tunekit.dispatch.calls import Order, Slots, select
 from tunekit.dispatch.checks import Call
 from tunekit.dispatch.hot_path import HotPath
+from tunekit.dispatch.kinds import refusal
 from tunekit.dispatch.library import Function
+from tunekit.errors import UserError
 from tunekit.model import Choice
 from tunekit.spec import ScalarArg, TensorArg
 
-GIVEN, GIVEN_AS_FLOAT, INTEGER, FLOATING, OUTPUT, WORKSPACE = range(6)
+GIVEN, GIVEN_AS_FLOAT, INTEGER, FLOATING, WORKSPACE = range(5)
 """What an argument of the kernel is made of: as in hot_path.c."""
 WORDS = {INTEGER: "iiq", FLOATING: "iid"}
 MOST_STEPS = 64
@@ -51,12 +55,14 @@ class Recipe:
     """What hot_path.c needs: `packed` has `steps` steps, then the dims of what is allocated.
 
     `answer` is what it answers: the place of the one output among the call's values; `LATER`, if there is more to
-    return than that; the output itself comes instead, where it is allocated.
+    return than that. An output that is left out comes behind the call's values, and `likes` says which of these it
+    has the shape and dtype of.
     """
 
     packed: bytes
     steps: int
     answer: int
+    likes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,18 @@ class Entry:
     recipe: Recipe | None
     returned: Callable[[Slots], Any]
 
+    @property
+    def like(self) -> int | None:
+        """Which of a call's values has the shape and dtype of the output that is left out, if that goes natively."""
+        return self.recipe.likes[0] if self.recipe is not None and self.recipe.likes else None
+
 
 def make_entry(kind: Kind, served: tuple[Choice, Function], workspace: int, hot: HotPath | None) -> Entry:
-    """The entry for calls of a kind; `workspace` in float32 elements."""
+    """The entry for calls of a kind; `workspace` in float32 elements.
+
+    Raises:
+        UserError: torch makes no tensors now that an output could lie in.
+    """
     choice, function = served
     fill = _fill(kind, workspace)
     recipe = None
@@ -126,7 +141,10 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
 
     pick = select([slot for slot, _ in kind.call.arguments])
     device = kind.device
-    new = [(position, shape, getattr(torch, dtype)) for position, shape, dtype in fill.new]
+    new = [
+        (position, _maker(kind.call.arguments[position][1].name, shape, getattr(torch, dtype), device))
+        for position, shape, dtype in fill.new
+    ]
     returned = _picker(list(fill.outputs))
 
     def given(slots: Slots) -> Any:
@@ -136,8 +154,8 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
 
     def filled(slots: Slots) -> Any:
         arguments = list(pick(slots))
-        for position, shape, dtype in new:
-            arguments[position] = torch.empty(shape, dtype=dtype, device=device)
+        for position, make in new:
+            arguments[position] = make()
         for position, value in fill.constants:
             arguments[position] = value
         for position in fill.floats:
@@ -150,38 +168,65 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
     return filled if new or fill.constants or fill.floats or fill.workspace else given
 
 
+def _maker(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], Any]:
+    """What allocates an output, dense and row-major: like one of a single element, which stands for all of them, for
+    to be told shape, dtype and device takes torch longer than all else.
+
+    Raises:
+        UserError: torch makes no tensors now that have memory, but fake ones.
+    """
+    import torch
+
+    element = torch.empty((), dtype=dtype, device=device)
+    refused = refusal(name, element)
+    if refused is not None:
+        raise UserError(refused)
+    if math.prod(shape) < 2:  # of a single element or none torch would take the strides too
+        return functools.partial(torch.empty, shape, dtype=dtype, device=device)
+    return functools.partial(torch.empty_like, element.expand(shape))
+
+
 def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...], hot: HotPath) -> Recipe | None:
-    """The same natively; None where one of several outputs would have to be allocated, or there are too many steps."""
-    if (len(fill.outputs) > 1 and fill.new) or len(kind.call.arguments) + bool(fill.workspace) > MOST_STEPS:
+    """The same natively; None where it takes too many steps, or an output that is left out is not the only one, or is
+    like no tensor given: torch makes it from Python then, since no other allocation knows `record_stream`."""
+    likes = _likes(kind, fill, places)
+    if (fill.new and not likes) or len(kind.call.arguments) + bool(fill.workspace) > MOST_STEPS:
         return None
-    new = {position: (shape, dtype) for position, shape, dtype in fill.new}
+    new = [position for position, _, _ in fill.new]
     constants = dict(fill.constants)
     steps: list[bytes] = []
-    dims: list[int] = []
-
-    def allocated(step: int, shape: tuple[int, ...], dtype: str) -> bytes:
-        packed = struct.pack("iiIi", step, len(dims), hot.dtype(dtype), len(shape))
-        dims.extend(shape)
-        return packed
-
     for position, (slot, _) in enumerate(kind.call.arguments):
-        if position in new:
-            steps.append(allocated(OUTPUT, *new[position]))
-        elif position in constants:
+        if position in constants:
             value = constants[position]
             step = FLOATING if isinstance(value, float) else INTEGER
             steps.append(struct.pack(WORDS[step], step, 0, value))
         else:
-            steps.append(
-                struct.pack(WORDS[INTEGER], GIVEN_AS_FLOAT if position in fill.floats else GIVEN, places[slot], 0)
-            )
+            step = GIVEN_AS_FLOAT if position in fill.floats else GIVEN
+            steps.append(struct.pack(WORDS[INTEGER], step, kind.order.count if position in new else places[slot], 0))
+    dims = b""
     if fill.workspace:
-        steps.append(allocated(WORKSPACE, (fill.workspace,), "float32"))
-    packed = b"".join(steps) + struct.pack(f"{len(dims)}q", *dims)
+        steps.append(struct.pack("iiIi", WORKSPACE, 0, hot.dtype("float32"), 1))
+        dims = struct.pack("q", fill.workspace)
     answer = LATER
-    if len(fill.outputs) == 1 and not fill.new:
+    if likes:
+        answer = kind.order.count
+    elif len(fill.outputs) == 1:
         answer = places[kind.call.arguments[fill.outputs[0]][0]]
-    return Recipe(packed, len(steps), answer)
+    return Recipe(b"".join(steps) + dims, len(steps), answer, likes)
+
+
+def _likes(kind: Kind, fill: _Fill, places: tuple[int, ...]) -> tuple[int, ...]:
+    """Which of a call's values have the shape and dtype of the one output, if that is left out."""
+    if len(fill.outputs) != 1 or not fill.new:
+        return ()
+    problem = kind.call.problem
+    ((_, shape, dtype),) = fill.new
+    return tuple(
+        places[slot]
+        for slot, arg in kind.call.arguments
+        if isinstance(arg, TensorArg) and slot not in kind.missing
+        if arg.sizes(problem) == shape and arg.dtype_of(problem) == dtype
+    )
 
 
 def _picker(places: list[int]) -> Callable[[tuple[Any, ...] | list[Any]], Any]:

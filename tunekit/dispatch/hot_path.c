@@ -21,12 +21,12 @@
 #define MISS (-1)
 
 /* What an argument of the kernel is made of. */
-enum { GIVEN = 0, GIVEN_AS_FLOAT = 1, INTEGER = 2, FLOATING = 3, OUTPUT = 4, WORKSPACE = 5 };
+enum { GIVEN = 0, GIVEN_AS_FLOAT = 1, INTEGER = 2, FLOATING = 3, WORKSPACE = 4 };
 
 /* As `entries.py` packs it: one per argument, then the dims of those that are allocated. */
 typedef struct {
   int32_t kind;
-  int32_t place; /* GIVEN: of the call's arguments; OUTPUT, WORKSPACE: where its dims begin */
+  int32_t place; /* GIVEN: of the call's arguments; WORKSPACE: where its dims begin */
   union {
     int64_t integer;
     double floating;
@@ -43,7 +43,7 @@ typedef struct {
   int32_t words;
   int32_t steps;
   int64_t at; /* of the table's entries */
-  int64_t answer; /* returned in place of the output, where none is allocated */
+  int64_t answer; /* returned in place of the output */
   TVMFFIObjectHandle kernel; /* NULL: the caller carries the call out */
   Step* recipe;
   int64_t* dims;
@@ -141,7 +141,7 @@ static int allocate(const Entry* entry, const Step* step, const DLTensor* like, 
 
 static int carry_out(const Entry* entry, const TVMFFIAny* given, int32_t count, TVMFFIAny* result) {
   TVMFFIAny arguments[MOST_ARGUMENTS];
-  TVMFFIObjectHandle workspace = NULL, output = NULL;
+  TVMFFIObjectHandle workspace = NULL;
   const DLTensor* like = NULL;
   int status = 0;
   for (int32_t at = 0; at < count && !like; ++at) like = tensor_of(&given[at]);
@@ -167,7 +167,7 @@ static int carry_out(const Entry* entry, const TVMFFIAny* given, int32_t count, 
         break;
       default:
         status = allocate(entry, step, like, argument);
-        if (!status) *(step->kind == OUTPUT ? &output : &workspace) = argument->v_obj;
+        if (!status) workspace = argument->v_obj;
     }
   }
   if (!status) {
@@ -176,16 +176,8 @@ static int carry_out(const Entry* entry, const TVMFFIAny* given, int32_t count, 
     if (!status && nothing.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(nothing.v_obj);
   }
   if (workspace) TVMFFIObjectDecRef(workspace);
-  if (status && output) TVMFFIObjectDecRef(output);
-  if (status) return status;
-  if (output) {
-    result->type_index = kTVMFFITensor;
-    result->zero_padding = 0;
-    result->v_obj = output;
-  } else {
-    answer(result, entry->answer);
-  }
-  return 0;
+  if (!status) answer(result, entry->answer);
+  return status;
 }
 
 static int call(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {

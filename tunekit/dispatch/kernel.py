@@ -30,6 +30,7 @@ from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Compile, policy
 from tunekit.dispatch.ranks import WAIT_S, join, own_name
 from tunekit.dispatch.resolver import Asked, Resolver
+from tunekit.dispatch.routes import Routes
 from tunekit.dispatch.stats import live
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
 from tunekit.dispatch.watcher import watch
@@ -44,9 +45,6 @@ MAX_KEYS = 16_384
 """Keys kept of one way of writing calls, at some 5 KB each; past it all are dropped and found again."""
 MAX_PLACES = 1024
 """Ways of writing calls, each with the axes that it gives, that are kept; past it likewise."""
-
-NOWHERE = (lambda *arguments: MISS, lambda answer, arguments: None)
-"""Stands for the table of a place that has none."""
 
 
 def load(
@@ -142,10 +140,8 @@ class Kernel:
         self._native_from = native_from
         self._form = CallForm(spec)
         self._tables: dict[Place, Table] = {}
-        self._functions: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-        """What a call needs of a table; of one table, also while another takes its place."""
-        self.functions: list[tuple[Callable[..., Any], Callable[..., Any]] | None] = [None] * (len(spec.signature) + 1)
-        """The same for calls by position, at their number of arguments: what caller.c looks at."""
+        self._routes = Routes(self._form)
+        self.by_count, self.by_names = self._routes.by_count, self._routes.by_names  # what caller.c reads
         self._counters = Counters()
         self._late: set[Variant] = set()
         """What was compiled in the background and could not be put in place there."""
@@ -156,12 +152,18 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UserError(
+            f"a kernel is not copied or pickled, since it holds code loaded into this process: share it, or call "
+            f"tunekit.load for {self.spec.name} where it is wanted"
+        )
+
     def _call(self, /, *args: Any, **keywords: Any) -> Any:
         place: Place = len(args)
         if keywords:
             place, args = self._form.read(args, keywords)
         try:
-            function, finish = self._functions.get(place, NOWHERE)
+            function, finish = self._routes.of(place)
             answer = function(*args)
             if type(answer) is not int:
                 return answer
@@ -308,9 +310,8 @@ class Kernel:
                 for dropped in list(self._tables.values()):
                     self._counters.gone(dropped)
                 self._tables.clear()
-                self._functions.clear()
-                self.functions[:] = [None] * len(self.functions)  # in place: caller.c may be reading it
-            table = self._open(given, entry.kind.order, CAPACITY)
+                self._routes.clear()
+            table = self._open(given, entry.kind.order, CAPACITY, entry.like)
         key = table.key(values)
         if key is None:
             return
@@ -321,13 +322,11 @@ class Kernel:
 
     def _put(self, place: Place, table: Table) -> None:
         self._tables[place] = table
-        pair = self._functions[place] = table.function, table.finish
-        if isinstance(place, int):
-            self.functions[place] = pair
+        self._routes.lay(place, table)
 
-    def _open(self, given: Given, order: Order, capacity: int) -> Table:
+    def _open(self, given: Given, order: Order, capacity: int, like: int | None) -> Table:
         hot = self._hot()
-        return PythonTable(given, order, capacity) if hot is None else NativeTable(given, order, capacity, hot)
+        return PythonTable(given, order, capacity) if hot is None else NativeTable(given, order, capacity, hot, like)
 
     def _copy(self, table: Table, capacity: int, again: Callable[[Entry], Entry | None] | None = None) -> Table:
         """A table with the same entries, or what `again` makes of each; the calls of the old one are counted."""
@@ -335,7 +334,7 @@ class Kernel:
         entries = [(key, entry) for key, entry in renewed if entry is not None]
         while capacity <= len(entries):
             capacity *= 2
-        copy = self._open(table.given, table.order, capacity)
+        copy = self._open(table.given, table.order, capacity, table.like)
         for key, entry in entries:
             copy.add(key, entry)
         self._counters.gone(table)

@@ -20,7 +20,9 @@ def refusal(name: str, tensor: Any) -> str | None:
 
     kind = type(tensor).__name__
     if not isinstance(tensor, torch.Tensor):
-        return f"'{name}' is {kind}, not a torch.Tensor"
+        named = f"{type(tensor).__module__}.{kind}" if kind == "Tensor" else kind
+        way_out = f"; pass torch.from_dlpack({name})" if is_foreign(tensor) else ""
+        return f"'{name}' is {named}, not a torch.Tensor{way_out}"
     if tensor.is_nested:
         return f"'{name}' is a nested tensor; pass its values packed or padded, as the spec's shape says"
     if tensor.layout is not torch.strided or tensor.device.type not in SERVED_DEVICES:
@@ -40,6 +42,15 @@ def refusal(name: str, tensor: Any) -> str | None:
             why = f"a {kind} stands for tensors that lie elsewhere"
         return f"'{name}' has no memory of its own ({why}); pass a plain tensor, or trace tunekit.torch_op instead"
     return None
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether a value is a tensor of another library than torch. TVM-FFI takes those too, on a stream of their own."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return False
+    return hasattr(value, "__dlpack__") or hasattr(value, "__dlpack_c_exchange_api__")
 
 
 def _has_memory(tensor: Any) -> bool:

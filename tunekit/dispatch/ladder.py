@@ -112,19 +112,18 @@ def steps(table: Table, problem: Values) -> Iterator[Candidate | Miss]:
     exact: list[_Match] = []
     near: list[_Match] = []
     rest: list[_Match] = []
-    matches, refused = _matches(table, table.measured, problem)
-    for match in matches:
+    for match in _matches(table.spec, table.measured, problem):
         if match.known.strange:
             rest.append(match)
         elif match.distance == 0:
             exact.append(match)
         else:
             (near if match.known.bucket == bucket else rest).append(match)
-    yield from _level(Level.EXACT, exact, "nothing was measured here for this problem" + refused)
-    yield from _level(Level.BUCKET, near, "nothing was measured here in this bucket")
-    yield from _level(Level.NEAREST, rest, "nothing else was measured with the same static axes")
-    shipped, refused = _matches(table, table.shipped, problem)
-    yield from _level(Level.SHIPPED, shipped, "no shipped result has the same static axes" + refused)
+    yield from _level(table, problem, Level.EXACT, exact, "nothing was measured here for this problem")
+    yield from _level(table, problem, Level.BUCKET, near, "nothing was measured here in this bucket")
+    yield from _level(table, problem, Level.NEAREST, rest, "nothing else was measured with the same static axes")
+    shipped = _matches(table.spec, table.shipped, problem)
+    yield from _level(table, problem, Level.SHIPPED, shipped, "no shipped result has the same static axes")
     yield from _defaults(table, problem)
 
 
@@ -257,29 +256,17 @@ def explain_no_kernel(spec: KernelSpec, arch: str, problem: Values) -> str:
 
 @dataclass(frozen=True)
 class _Match:
-    """A winner that may serve the problem asked for; `distance` 0 is the same problem."""
+    """A winner of a problem like the one asked for; `distance` 0 is the same problem."""
 
     known: Known
     distance: float
 
 
-def _matches(table: Table, winners: tuple[Known, ...], problem: Values) -> tuple[list[_Match], str]:
-    """The winners that may serve a problem, nearest first and ours before others'; and which were refused."""
-    found: list[_Match] = []
-    refused: list[str] = []
-    arch = parse_arch(table.arch)
-    derived = table.spec.derived(problem) if winners else frozenset()
-    for known in winners:
-        gap = distance(table.spec, known.problem, problem, known.derived & derived)
-        if math.isinf(gap):
-            continue
-        broken = _cannot_serve(table.spec, arch, known.winner.variant, problem)
-        if broken:
-            refused.append(f"; {known.winner.variant} may not serve it ({broken})")
-        else:
-            found.append(_Match(known, gap))
-    found.sort(key=_rank)
-    return found, "".join(dict.fromkeys(refused))
+def _matches(spec: KernelSpec, winners: tuple[Known, ...], problem: Values) -> list[_Match]:
+    """The winners of problems that only sizes keep apart from this one, nearest first and ours before others'."""
+    derived = spec.derived(problem) if winners else frozenset()
+    gaps = ((known, distance(spec, known.problem, problem, known.derived & derived)) for known in winners)
+    return sorted((_Match(known, gap) for known, gap in gaps if not math.isinf(gap)), key=_rank)
 
 
 def _rank(match: _Match) -> tuple[float, bool, bool, float, str]:
@@ -297,12 +284,19 @@ def _cannot_serve(spec: KernelSpec, arch: Arch, variant: Variant, problem: Value
     )
 
 
-def _level(level: Level, matches: list[_Match], otherwise: str) -> Iterator[Candidate | Miss]:
+def _level(
+    table: Table, problem: Values, level: Level, matches: list[_Match], otherwise: str
+) -> Iterator[Candidate | Miss]:
+    """What a level has. Whether a winner may serve is asked when the ladder comes down to it: most are never."""
     if not matches:
         yield Miss(level, otherwise)
     for match in matches:
         winner = match.known.winner
-        yield Candidate(level, _words(level, match), winner.variant, winner)
+        broken = _cannot_serve(table.spec, parse_arch(table.arch), winner.variant, problem)
+        if broken:
+            yield Miss(level, f"{winner.variant} may not serve it ({broken})")
+        else:
+            yield Candidate(level, _words(level, match), winner.variant, winner)
 
 
 def _words(level: Level, match: _Match) -> str:

@@ -33,6 +33,8 @@ None is ever unloaded: a CUDA graph that was captured holds no reference to the 
 when that could go. There are as many as artifacts, which depend on the static axes only.
 """
 _loading = Guard()
+_parsing = Guard()
+"""One thread at a time reads sources: Python 3.11's parser fails where two do ("AST constructor recursion depth")."""
 
 
 def sweep_command(reference: str, arch: str, problem: Values) -> str:
@@ -166,10 +168,16 @@ class Library:
     def _fingerprint(self, variant: Variant) -> str:
         name = variant.implementation
         if name not in self._sources:
-            if self._imports is None:
-                self._imports = read_imports(self.store.root)
-            known = len(self._imports)
-            self._sources[name] = identity.fingerprint(self.spec.implementation(name).build, self._imports)
-            if len(self._imports) > known and self.store.root.is_dir() and not self.store.unwritable():
-                keep_imports(self.store.root, dict(self._imports))  # another thread may add to it
+            with _parsing:
+                self._read_sources(name)
         return self._sources[name]
+
+    def _read_sources(self, name: str) -> None:
+        if name in self._sources:  # by the thread that was waited for
+            return
+        if self._imports is None:
+            self._imports = read_imports(self.store.root)
+        known = len(self._imports)
+        self._sources[name] = identity.fingerprint(self.spec.implementation(name).build, self._imports)
+        if len(self._imports) > known and self.store.root.is_dir() and not self.store.unwritable():
+            keep_imports(self.store.root, self._imports)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 from tunekit.dispatch.calls import Given, Order
 from tunekit.dispatch.checks import is_plain
 from tunekit.dispatch.entries import LATER, Entry
 from tunekit.dispatch.hot_path import HotPath
+from tunekit.dispatch.kinds import is_foreign
 
 MISS = -1
 """Answered for a call that has no entry."""
@@ -16,12 +17,17 @@ CAPACITY = 64
 """Of a first table; a full one is replaced by one of twice its size."""
 
 Values = tuple[Any, ...]
+Native = tuple[Callable[..., Any], Union[int, None], Callable[[Any], Any], type]
+"""What caller.c calls: a function that takes a call's values, if all are numbers or tensors of torch, and an output
+behind them where it is known which of them that is like; this, or None; torch.empty_like; and torch.Tensor."""
 
 
 class Table(Protocol):
     """The entries of one way of writing calls, under the axes given.
 
     `function` takes a call's values and answers what the call returns; or MISS; or, below MISS, what `finish` takes.
+    `like`: which of the values has the shape and dtype of the output that is left out, if one is known. `native`
+    does the same as `function`, but for tensors of other libraries.
     It is called by many threads at once, while one at a time adds entries.
     """
 
@@ -29,6 +35,12 @@ class Table(Protocol):
     order: Order
     capacity: int
     function: Callable[..., Any]
+
+    @property
+    def like(self) -> int | None: ...
+
+    @property
+    def native(self) -> Native | None: ...
 
     def add(self, key: Hashable, entry: Entry) -> bool:
         """Serve the calls of `key` by `entry`, unless there is one. False: the table is full."""
@@ -62,6 +74,8 @@ class PythonTable:
         self.given, self.order = given, order
         self.function: Callable[..., Any] = self._call
         self.capacity = capacity
+        self.like = None
+        self.native = None
         self._entries: dict[Hashable, tuple[Entry, list[int]]] = {}
 
     def add(self, key: Hashable, entry: Entry) -> bool:
@@ -112,25 +126,32 @@ class PythonTable:
 class NativeTable:
     """Entries in a table of hot_path.c."""
 
-    def __init__(self, given: Given, order: Order, capacity: int, hot: HotPath) -> None:
+    def __init__(self, given: Given, order: Order, capacity: int, hot: HotPath, like: int | None) -> None:
+        import torch
+
         self.given, self.order = given, order
+        self.capacity = capacity
+        self.like = like
         self._hot = hot
         self._handle = hot.make(capacity)
-        self.function: Callable[..., Any] = hot.function(self._handle)
-        self.capacity = capacity
+        self.native: Native = hot.function(self._handle), like, torch.empty_like, torch.Tensor
+        self.function: Callable[..., Any] = self._call
+        self._plain = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
         self._entries: dict[bytes, tuple[Entry, int]] = {}
         """With their places in the native table. It may have more: those at which Ctrl-C came before they got here."""
-        self._later: list[Entry] = []
-        """The entries of which something is left to Python; the answer says which."""
+        self._later: list[Callable[[Values], Any]] = []
+        """What is left to Python of some entries' calls; the answer says which."""
 
     def add(self, key: Hashable, entry: Entry) -> bool:
         if not isinstance(key, bytes) or key in self._entries:
             return True
         recipe = entry.recipe
-        answer = recipe.answer if recipe else LATER
+        if recipe is not None and recipe.likes and self.like not in recipe.likes:
+            recipe = None
+        answer = LATER if recipe is None else recipe.answer
         if answer == LATER:
             answer -= len(self._later)
-            self._later.append(entry)
+            self._later.append(entry.run if recipe is None else entry.returned)
         if recipe is None:
             place = self._hot.put(self._handle, key, None, b"", 0, answer)
         else:
@@ -141,7 +162,7 @@ class NativeTable:
         return True
 
     def key(self, values: Values) -> bytes | None:
-        return self._hot.key(*values)
+        return self._hot.key(*values) if self.like is None else self._hot.key(*values, values[self.like])
 
     def entry(self, values: Values) -> Entry | None:
         key = self.key(values)
@@ -149,9 +170,20 @@ class NativeTable:
         return found[0] if found else None
 
     def finish(self, answer: int, values: Values) -> Any:
-        entry = self._later[LATER - answer]
-        slots = self.order.slots(values)
-        return entry.run(slots) if entry.recipe is None else entry.returned(slots)
+        return self._later[LATER - answer](self.order.slots(values))
+
+    def _call(self, *values: Any) -> Any:
+        if not self._plain.issuperset(map(type, values)) and any(map(is_foreign, values)):
+            return MISS
+        function, like, *_ = self.native
+        if like is None:
+            return function(*values)
+        import torch
+
+        tensor = values[like]
+        output = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        answer = function(*values, output)
+        return output if answer == len(values) else answer
 
     def items(self) -> list[tuple[Hashable, Entry]]:
         return [(key, entry) for key, (entry, _) in list(self._entries.items())]

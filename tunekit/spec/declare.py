@@ -7,6 +7,7 @@ architectures, with tunables of its own. Everything is checked when it is made.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -226,7 +227,7 @@ class KernelSpec:
                 of = f"{error.field}: " if error.field else ""
                 raise SpecError(f"{dict(example)}: {of}{error.message}", field="examples") from error
 
-    @property
+    @functools.cached_property
     def axis(self) -> dict[str, Axis]:
         return {axis.name: axis for axis in self.axes}
 
