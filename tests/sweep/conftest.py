@@ -17,6 +17,8 @@ from tunekit.store.database import Store
 from tunekit.sweep import SweepOptions, sweep
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
+# The fewest after which a final may be decided: equal variants would race for 160, a second for each of them.
+ROUNDS = 10
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Cache:
 
     def run(self, reference: str, problem: dict[str, Any], **options: Any) -> SweepReport:
         self.events = []
-        chosen = SweepOptions(**{"arch": "host", **options})
+        chosen = SweepOptions(**{"arch": "host", "final_rounds": ROUNDS, **options})
         return sweep(reference, [problem], chosen, self.settings, self.events.append)
 
     def store(self) -> Store:
