@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from nursery import Nursery, install
 HERE = Path(__file__).resolve().parent
 # What starts processes, or compiles, is what these test; and a GPU's context must not meet a fork.
 ITSELF = {"jobs", "check", "backends", "gpu", "peers", "architecture"}
-ITSELF_FILES = {"test_worker.py", "test_compile_commands.py", "test_cuda_methods.py"}
+ITSELF_FILES = {"test_compile_commands.py", "test_cuda_methods.py"}
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +47,9 @@ def spared(request: pytest.FixtureRequest, compiled_c: Path, nurseries: Callable
         install(monkeypatch, nurseries)
         c_cache.Cache(compiled_c).install(monkeypatch)
         yield
+
+
+@pytest.fixture
+def new_interpreter(spared: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has measuring and simulating processes started as a user's are, also where they are spared."""
+    monkeypatch.setattr("tunekit.child.subprocess", subprocess)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ class Cache:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
+def cache(tmp_path: Path, nurseries: Callable[[str], object]) -> Cache:
+    for kind in ("host", "measure"):
+        nurseries(kind)  # not in the midst of a test that looks for processes left behind
     return Cache(tmp_path / "cache")
 
 
