@@ -37,14 +37,13 @@ class Nursery:
 
     def __init__(self, kind: str, compiled_c: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket = ours
-        path = os.pathsep.join(map(str, (Path(__file__).resolve().parents[1], *sys.path)))
+        self._kind, self._socket = kind, ours
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).resolve()), kind, str(theirs.fileno()), str(compiled_c)],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
             )
 
     def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> tuple[int, int]:
@@ -54,9 +53,11 @@ class Nursery:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [its, *fds])
         finally:
             os.close(its)
-        if not select.select([mine], [], [], START_LIMIT_S)[0]:
-            raise TimeoutError("the nursery does not answer")
-        return STATUS.unpack(os.read(mine, STATUS.size))[0], mine
+        answered = select.select([mine], [], [], START_LIMIT_S)[0] and os.read(mine, STATUS.size)
+        if not answered:
+            os.close(mine)
+            raise RuntimeError(f"the nursery for {self._kind} does not answer; its words are on stderr")
+        return STATUS.unpack(answered)[0], mine
 
     def close(self) -> None:
         self._socket.close()
@@ -108,9 +109,10 @@ class Popen:
 
     def _ended(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-            (status,) = STATUS.unpack(os.read(self._status, STATUS.size))
+            told = os.read(self._status, STATUS.size)
             os.close(self._status)
-            self.returncode = os.waitstatus_to_exitcode(status)
+            # None is told where the nursery itself is gone.
+            self.returncode = os.waitstatus_to_exitcode(STATUS.unpack(told)[0]) if told else -signal.SIGKILL
         return self.returncode
 
     def send_signal(self, number: int) -> None:
