@@ -7,77 +7,7 @@
  * FILE and SYMBOL: an entry's "file" and "symbol" in bundle.json. This one takes what its "arguments" say there:
  * x and y of [rows, cols] float32 on the CPU, and a number. COLS is a static axis: give the entry's own.
  */
-#include <dlfcn.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <tvm/ffi/c_api.h>
-
-/* What every kernel is: 0, or -1 with an error raised in this thread. */
-typedef int (*Kernel)(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result);
-
-/* The kernel that `file` exports as `symbol`; it stays loaded, so open each file once and keep the pointer. */
-static Kernel load_kernel(const char *file, const char *symbol) {
-    char name[256];
-    snprintf(name, sizeof name, "__tvm_ffi_%s", symbol);
-    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    void *found = library ? dlsym(library, name) : NULL;
-    if (!found) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    Kernel kernel;
-    memcpy(&kernel, &found, sizeof kernel);
-    return kernel;
-}
-
-/* A dense row-major tensor over memory of yours. On a GPU: {kDLCUDA, index} and a device pointer. */
-static DLTensor tensor(void *data, int64_t *shape, int64_t *strides, int dims) {
-    int64_t stride = 1;
-    for (int i = dims - 1; i >= 0; --i) {
-        strides[i] = stride;
-        stride *= shape[i];
-    }
-    DLTensor made = {
-        .data = data,
-        .device = {kDLCPU, 0},
-        .ndim = dims,
-        .dtype = {kDLFloat, 32, 1},
-        .shape = shape,
-        .strides = strides,
-        .byte_offset = 0,
-    };
-    return made;
-}
-
-/* An argument: type_index says which member of the union counts; the rest must be zero. */
-static TVMFFIAny tensor_argument(DLTensor *tensor) {
-    TVMFFIAny argument;
-    memset(&argument, 0, sizeof argument);
-    argument.type_index = kTVMFFIDLTensorPtr;
-    argument.v_ptr = tensor;
-    return argument;
-}
-
-static TVMFFIAny number_argument(double number) {
-    TVMFFIAny argument;
-    memset(&argument, 0, sizeof argument);
-    argument.type_index = kTVMFFIFloat;
-    argument.v_float64 = number;
-    return argument;
-}
-
-/* Print the error that the last failed call of this thread raised, and let go of it. */
-static void print_error(void) {
-    TVMFFIObjectHandle error = NULL;
-    TVMFFIErrorMoveFromRaised(&error);
-    if (!error) return;
-    const TVMFFIErrorCell *cell = (const TVMFFIErrorCell *)((const char *)error + sizeof(TVMFFIObject));
-    fprintf(stderr, "%.*s: %.*s\n", (int)cell->kind.size, cell->kind.data, (int)cell->message.size, cell->message.data);
-    TVMFFIObjectDecRef(error);
-}
+#include "kernel.h"
 
 int main(int count, char **words) {
     if (count != 5) {
@@ -94,9 +24,10 @@ int main(int count, char **words) {
     float *x = malloc(size * sizeof *x), *y = malloc(size * sizeof *y);
     if (!x || !y) return 2;
     for (int64_t i = 0; i < size; ++i) x[i] = (float)i;
-    DLTensor x_tensor = tensor(x, shape, strides, 2), y_tensor = tensor(y, shape, strides, 2);
+    DLDevice cpu = {kDLCPU, 0};
+    DLDataType float32 = {kDLFloat, 32, 1};
+    DLTensor x_tensor = tensor(x, cpu, float32, shape, strides, 2), y_tensor = tensor(y, cpu, float32, shape, strides, 2);
 
-    /* On a GPU, first say on which stream: TVMFFIEnvSetStream(kDLCUDA, index, stream, NULL). */
     TVMFFIAny args[3] = {tensor_argument(&x_tensor), tensor_argument(&y_tensor), number_argument(0.5)};
     TVMFFIAny result;
     memset(&result, 0, sizeof result); /* type_index 0 is kTVMFFINone, as a caller must leave it */

@@ -261,10 +261,10 @@ def test_shipped_rows_are_reviewable_and_read_back(tmp_path):
             store.put_winner(make_winner(number, bucket=bucket, median_us=100.123456789012 * number))
         store.put_winner(make_winner(3, bucket=Values(head_dim=128, s_k=512)))
         store.record(make_trial(samples=(1 / 3,), stage=Stage.MEASURE))
-    path = ship(database, directory, spec="fmha", arch="sm_90a")
+    path = ship(database, directory, spec="fmha", arch="sm_90a").file
     assert path == directory / "fmha.sm_90a.jsonl"
     text = path.read_text()
-    assert ship(database, directory, spec="fmha", arch="sm_90a").read_text() == text, "the same bytes every time"
+    assert ship(database, directory, spec="fmha", arch="sm_90a").file.read_text() == text, "the same bytes every time"
     first = json.loads(text.splitlines()[1])
     assert list(first)[:6] == ["kind", "format", "recorded_at", "spec", "version", "implementation"]
     assert first["median_us"] == 100.1235 and first["environment"]["gpu"] == "NVIDIA H200"
@@ -282,14 +282,42 @@ def test_shipped_rows_are_reviewable_and_read_back(tmp_path):
         assert import_jsonl(store, path).added == 3
     again = tmp_path / "again"
     again.mkdir()
-    assert ship(tmp_path / "again.db", again, spec="fmha", arch="sm_90a").read_text() == text
+    assert ship(tmp_path / "again.db", again, spec="fmha", arch="sm_90a").file.read_text() == text
     # The finals that chose the winners go along, the search's timings don't.
     with Store.open(database) as store:
         store.record(make_trial(samples=(1 / 3,), stage=Stage.MEASURE, protocol="final/1 cuda_graph"))
         store.record(make_trial(samples=(1 / 7,), stage=Stage.MEASURE, protocol="search/1 events"))
-    with_finals = ship(database, directory, spec="fmha", arch="sm_90a").read_text()
+    with_finals = ship(database, directory, spec="fmha", arch="sm_90a").file.read_text()
     assert '"samples_us": [0.3333333]' in with_finals and "0.1428571" not in with_finals
     assert shipped_winners("fmha", "sm_90a", directory=directory) == found
+
+
+def test_shipping_one_retuned_problem_keeps_what_ships_for_the_others(tmp_path):
+    """The database of one sweep holds one winner; the file that ships holds years of them."""
+    directory, buckets = tmp_path / "tuning_db", [Values(head_dim=128, s_k=1024 * n) for n in (1, 2, 3)]
+    directory.mkdir()
+    with Store.open(tmp_path / "old.db") as store:
+        for n, bucket in enumerate(buckets):
+            store.put_winner(make_winner(n, bucket=bucket, problem=bucket, median_us=10.0))
+        for problem in buckets[:2]:
+            protocol = "final/1 cuda_graph"
+            store.record(make_trial(samples=(10.0,), stage=Stage.MEASURE, protocol=protocol, problem=problem))
+    first = ship(tmp_path / "old.db", directory, spec="fmha", arch="sm_90a")
+    assert (first.written, first.kept) == (3, 0)
+    elsewhere = dataclasses.replace(H200, gpu="NVIDIA H100")
+    with Store.open(tmp_path / "new.db") as store:
+        store.put_winner(make_winner(4, bucket=buckets[1], problem=buckets[1], median_us=9.0))
+        store.put_winner(make_winner(5, bucket=buckets[2], problem=buckets[2], median_us=8.0, environment=elsewhere))
+    second = ship(tmp_path / "new.db", directory, spec="fmha", arch="sm_90a")
+    assert (second.written, second.kept) == (2, 2), "of the first bucket, and the third's on the other GPU"
+    found = shipped_winners("fmha", "sm_90a", directory=directory)
+    assert sorted((w.bucket.s_k, w.median_us) for w in found) == [(1024, 10.0), (2048, 9.0), (3072, 8.0), (3072, 10.0)]
+    finals = [line for line in second.file.read_text().splitlines() if '"trial"' in line]
+    assert [json.loads(line)["problem"]["s_k"] for line in finals] == [1024], "the final that was replaced went along"
+    second.file.write_text("{")
+    with pytest.raises(DatabaseError, match="db verify"):
+        ship(tmp_path / "new.db", directory, spec="fmha", arch="sm_90a")
+    assert second.file.read_text() == "{"
 
 
 def test_a_broken_shipped_line_is_left_out_with_one_warning(tmp_path, caplog):

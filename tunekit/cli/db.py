@@ -36,7 +36,7 @@ def db() -> None:
     help="Only such records; repeatable. [default: all]",
 )
 @click.option(
-    "--ship", is_flag=True, help="FILE is a directory, such as tuning_db: write the reviewable winners there."
+    "--ship", is_flag=True, help="FILE is a directory, such as tuning_db: put the winners into its reviewable file."
 )
 @click.option(
     "--format",
@@ -79,8 +79,9 @@ def export(
     if ship:
         if spec is None or arch is None or str(file) == "-":
             raise click.UsageError("--ship takes a directory, --spec and --arch")
-        written = exchange.ship(database, file, spec=spec, arch=arch)
-        out.json({"file": str(written)}) if as_json else out.line(f"wrote {written}")
+        done = exchange.ship(database, file, spec=spec, arch=arch)
+        found = {"file": str(done.file), "winners": done.written, "kept": done.kept}
+        out.json(found) if as_json else out.line(f"wrote {done.written} winners to {done.file}, {done.kept} kept")
         return 0
     if str(file) == "-":
         if as_json:

@@ -134,23 +134,65 @@ def _write_lines(target: Path, written: list[str]) -> None:
         raise DatabaseError(f"can't write {target}: {error.strerror}") from error
 
 
-def ship(database: Path, directory: Path, *, spec: str, arch: str) -> Path:
-    """Write the file of a spec and an architecture that ships: its winners, and the finals that chose them.
+@dataclass(frozen=True)
+class Shipped:
+    """The `file` that ships, and how many of its winners came from the database and how many were `kept`."""
 
-    Sorted by problem, rounded, without uids, so that a re-tune shows in review as the lines that changed.
+    file: Path
+    written: int
+    kept: int
+
+
+def ship(database: Path, directory: Path, *, spec: str, arch: str) -> Shipped:
+    """Put winners, and the finals that chose them, into the file of a spec and an architecture that ships.
+
+    What the file has for problems, or GPUs, that the database has no winner for stays. Sorted by problem, rounded,
+    without uids, so that a re-tune shows in review as the lines that changed.
+
+    Raises:
+        DatabaseError: the file can't be read or written.
     """
-    written = []
+    fresh = []
     for line in export_lines(database, spec=spec, arch=arch, kinds=("winner", "trial"), digits=DIGITS):
         plain = json.loads(line)
         if plain["kind"] == "trial" and not str(plain.get("protocol") or "").startswith("final/"):
             continue
         for name in ("uid", "sweep"):
             plain.pop(name, None)
-        written.append(plain)
-    written.sort(key=_review_order)
+        fresh.append(plain)
     target = shipped_file(spec, arch, directory)
-    _write_lines(target, [json.dumps(plain, ensure_ascii=False) for plain in written])
-    return target
+    before = _shipped_lines(target)
+    retuned = {_tuned(plain, "bucket") for plain in fresh if plain["kind"] == "winner"}
+    replaced = [plain for plain in before if plain["kind"] == "winner" and _tuned(plain, "bucket") in retuned]
+    problems = {_tuned(plain, "problem") for plain in [*fresh, *replaced]}
+    kept = [
+        plain
+        for plain in before
+        if (plain not in replaced if plain["kind"] == "winner" else _tuned(plain, "problem") not in problems)
+    ]
+    both = sorted([*fresh, *kept], key=_review_order)
+    _write_lines(target, [json.dumps(plain, ensure_ascii=False) for plain in both])
+    written, stayed = (sum(plain["kind"] == "winner" for plain in part) for part in (fresh, kept))
+    return Shipped(target, written, stayed)
+
+
+def _shipped_lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file that ships; none where it isn't there yet."""
+    found: list[dict[str, Any]] = []
+    try:
+        for number, line in lines.split(file.read_bytes()) if file.exists() else ():
+            plain = json.loads(line)
+            if not isinstance(plain, dict) or not {"kind", "problem", "environment"} <= plain.keys():
+                raise ValueError(f"line {number} is no winner or trial")
+            found.append(plain)
+    except (OSError, ValueError) as error:
+        raise DatabaseError(f"{file} can't be read: {error}; see `tunekit db verify {file}`") from error
+    return found
+
+
+def _tuned(plain: Mapping[str, Any], name: str) -> str:
+    """What was tuned where: the line's bucket or problem, and its GPU."""
+    return json.dumps([plain[name], plain["environment"].get("gpu")], sort_keys=True)
 
 
 def _review_order(plain: Mapping[str, Any]) -> tuple[Any, ...]:
