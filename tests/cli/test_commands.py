@@ -79,7 +79,7 @@ def test_explain_shows_the_stored_outcomes(tunekit, scale, tmp_path):
     assert "wrong for 9 rows" not in done.out, "another problem's outcome is no part of this one's story"
 
 
-def test_explain_tells_only_of_the_problem_asked_for(tunekit, tmp_path):
+def test_explain_tells_only_of_the_problem_asked_for(tunekit, scale, tmp_path):
     """A compile for other static axes says nothing of this problem."""
     from tunekit import space
     from tunekit.arch import parse_arch
@@ -87,10 +87,9 @@ def test_explain_tells_only_of_the_problem_asked_for(tunekit, tmp_path):
     from tunekit.spec import load_spec
     from tunekit.store.database import Store
 
-    spec = load_spec("fmha")
-    sizes = {"heads": 8, "kv_heads": 8, "t": 1, "s_k": 128}
-    small, large = (spec.problem({**sizes, "head_dim": width}) for width in (64, 128))
-    variant = space.expand(spec, parse_arch("sm_100a"), small).variants[0]
+    spec = load_spec(scale)
+    small, large = (spec.problem({"rows": 8, "cols": cols}) for cols in (64, 128))
+    variant = space.expand(spec, parse_arch("host"), small).variants[0]
     with Store.open(tmp_path / "t.db") as store:
         outcome = Outcome(Stage.COMPILE, Status.OK)
         store.record(Trial(variant, spec.static(small), "k" * 64, outcome, Environment(cutlass_dsl="4.8.1")))
@@ -100,7 +99,7 @@ def test_explain_tells_only_of_the_problem_asked_for(tunekit, tmp_path):
 
     def told(problem) -> str:
         words = ["--variant", variant.id, "--db", str(tmp_path / "t.db"), "-p", *str(problem).split()]
-        return tunekit("explain", "fmha", "--arch", "sm_100a", *words).out
+        return tunekit("explain", scale, "--arch", "host", *words).out
 
     of_small, of_large = told(small), told(large)
     assert "compile: ok" in of_small and "verify: ok" in of_small

@@ -49,6 +49,7 @@ def function(pause_us):
     return scale_by_fake
 """
 Install = Callable[..., None]
+ROUNDS = 10  # the fewest after which a final may be decided
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ class Cache:
 
     def run(self, reference: str, **options: Any) -> SweepReport:
         self.events = []
-        chosen = SweepOptions(**{"arch": "host", **options})
+        chosen = SweepOptions(**{"arch": "host", "final_rounds": ROUNDS, **options})
         return sweep(reference, [{"rows": 8}], chosen, Settings(**self.places, **self.limits), self.events.append)
 
     def store(self) -> Store:

@@ -145,12 +145,12 @@ def test_the_parents_death_ends_the_worker(compiler, tmp_path):
         parent.stdout.close()
 
 
-def test_a_device_that_is_not_there():
+def test_a_device_that_is_not_there(new_interpreter):
     with MeasuringWorker(99) as worker, pytest.raises(UserError, match=r"device 99 can't be used: torch .* sees \d"):
         worker._started()
 
 
-def test_a_child_that_dies_at_its_start_says_why(monkeypatch):
+def test_a_child_that_dies_at_its_start_says_why(new_interpreter, monkeypatch):
     from tunekit.errors import TunekitError
 
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")

@@ -76,7 +76,7 @@ def run(simulator):
     return simulator.simulate
 
 
-def test_a_right_kernel(job):
+def test_a_right_kernel(new_interpreter, job):
     before, phases = psutil.Process().children(recursive=True), []
     with Simulator() as simulator:
         simulation = simulator.simulate(
@@ -157,7 +157,7 @@ def test_a_reference_that_fails_is_the_specs_fault(run, job, tmp_path):
         run(dataclasses.replace(job, spec=f"{path}:broken"))
 
 
-def test_a_process_that_simulates_ctas_is_killed(job, monkeypatch):
+def test_a_process_that_simulates_ctas_is_killed(new_interpreter, job, monkeypatch):
     """As by the kernel when memory runs out: an outcome of this variant, and nothing stays behind."""
     before, killed = psutil.Process().children(recursive=True), []
 

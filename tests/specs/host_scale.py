@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import itertools
 import os
 import signal
 import subprocess
@@ -157,8 +155,10 @@ host_faulty = spec(
 
 
 def native_hang():
-    """Holds the GIL for ever: neither a signal handler nor a thread gets a turn."""
-    collections.deque(itertools.repeat(0), maxlen=0)
+    """Holds the GIL for ever: neither a signal handler nor a thread gets a turn. It waits for a lock of its own."""
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
 
 
 def recurse(depth):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
+import ctypes
 import os
 import tempfile
 import time
@@ -29,8 +28,10 @@ def slow(b):
 
 
 def hang(b):
-    if b.tunables.n == 0:
-        collections.deque(itertools.repeat(0), maxlen=0)  # holds the GIL for ever
+    if b.tunables.n == 0:  # holds the GIL for ever, waiting for a lock of its own
+        library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        library.pthread_mutex_lock(mutex)
+        library.pthread_mutex_lock(mutex)
     return SOURCE.format(n=b.tunables.n)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tunekit.store.database import Store
 from tunekit.sweep import SweepOptions, sweep
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
+# The fewest after which a final may be decided: equal variants would race for 160, a second for each of them.
+ROUNDS = 10
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Cache:
 
     def run(self, reference: str, problem: dict[str, Any], **options: Any) -> SweepReport:
         self.events = []
-        chosen = SweepOptions(**{"arch": "host", **options})
+        chosen = SweepOptions(**{"arch": "host", "final_rounds": ROUNDS, **options})
         return sweep(reference, [problem], chosen, self.settings, self.events.append)
 
     def store(self) -> Store:
@@ -48,7 +51,9 @@ class Cache:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
+def cache(tmp_path: Path, nurseries: Callable[[str], object]) -> Cache:
+    for kind in ("host", "measure"):
+        nurseries(kind)  # not in the midst of a test that looks for processes left behind
     return Cache(tmp_path / "cache")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +29,18 @@ SCALE = reference("host_scale", "host_scale")
 ROWS = {"rows": 64}
 
 
-@pytest.fixture
-def swept(cache: Cache) -> Winner:
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which the spec was swept."""
+    cache = Cache(tmp_path_factory.mktemp("swept") / "cache")
     cache.run(SCALE, ROWS, variants=ids(SCALE, ROWS, delay_us=(0, 200)))
+    return cache.root
+
+
+@pytest.fixture
+def swept(once: Path, cache: Cache) -> Winner:
+    """What won in a sweep; the test has a copy of its cache."""
+    shutil.copytree(once, cache.root)
     with cache.store() as store:
         (winner,) = store.winners("host_scale", "host")
     return winner

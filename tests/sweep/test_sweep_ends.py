@@ -52,7 +52,9 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(  # every signal: tests/cli/test_real_sweep.py
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_keeps_what_is_done_and_the_next_run_goes_on(
     start: Callable[..., subprocess.Popen[str]], cache: Cache, number: signal.Signals, status: int
 ) -> None:
