@@ -28,7 +28,7 @@ def expected(p, given):
 def build(b):
     from .split_cluster_kernel import Merge, fake_args
 
-    return Merge(b.problem, b.tunables.exit_barrier), fake_args(b.problem)
+    return Merge(b.problem, b.tunables.exit_barrier, b.tunables.compact), fake_args(b.problem)
 
 
 split_cluster = KernelSpec(
@@ -51,8 +51,8 @@ split_cluster = KernelSpec(
         Implementation(
             name="cluster",
             requires={"wgmma"},
-            tunables=(Tunable("exit_barrier", (True, False)),),
-            defaults=({"exit_barrier": True},),
+            tunables=(Tunable("exit_barrier", (True, False)), Tunable("compact", (True, False))),
+            defaults=({"exit_barrier": True, "compact": True},),
             build=build,
         ),
     ),
