@@ -6,7 +6,7 @@
 small decode problem, in bursts that the GPU's queue holds. The raw compiled function, the ways to call it through
 tunekit, a bare dict hit, and the peers that are installed (`pip install triton quack-kernels flashinfer-python`) take
 turns; a figure is the median over rounds of what it took above the same call without the tuner, in the same round.
-"o allocated, beside empty_like" is above the compiled function and the `torch.empty_like(q)` that a program would write.
+"o allocated, beside empty_like" is above the compiled function and the `torch.empty_like(q)` that a program writes.
 
 ``start``: fresh interpreters, in turns: `import torch`, then a first result from the store, with a GPU also beside
 `import torch` and the making of a CUDA context. The caches (TUNEKIT_CACHE, TUNEKIT_DB) are the ones that are set; on
