@@ -148,6 +148,13 @@ def test_a_cluster_merges_in_shared_memory(
     assert outcome.status is Status.OK, outcome.reason
 
 
+@pytest.mark.parametrize("compact", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_an_infinity_in_one_column_of_o_leaves_the_others_as_they_are(compact: bool, tmp_path: Path) -> None:
+    """A compact merge scales whole rows by their largest element."""
+    outcome = simulated("split_cluster", {"infinite": True}, tmp_path, compact=compact)
+    assert outcome.status is Status.OK, outcome.reason
+
+
 @pytest.mark.slow
 def test_a_cta_that_exits_before_it_was_read_is_found(tmp_path: Path) -> None:
     """The check of the check: without the last barrier the simulator reports reads of an exited CTA."""

@@ -48,7 +48,7 @@ PEAK_EXPONENT = 14
 @dataclass(frozen=True)
 class ClusterMerge:
     """Merges ``columns`` of O over ``splits`` CTAs, in each of which ``groups`` warp groups hold partial results of
-    each of ``row_blocks`` times 64 rows. ``compact``: see the module; of one group."""
+    each of ``row_blocks`` times 64 rows. ``compact``: see the module; with one group only."""
 
     columns: int
     splits: int
@@ -262,7 +262,7 @@ class ClusterMerge:
 
 def largest(values):
     """The largest magnitude of at least four values of a thread: four at a time, so that none waits for the one before.
-    `abs` takes the magnitudes at no cost, but leaves some sign."""
+    `fmax` with `abs` compares magnitudes at no cost, but its result has the product of the signs."""
     peaks = [values[i] for i in range(4)]
     for i in range(4, cute.size(values)):
         peaks[i % 4] = cute.arch.fmax(peaks[i % 4], values[i], abs=True)
@@ -271,14 +271,17 @@ def largest(values):
     return cute.arch.fmax(peak, -peak)
 
 
+@cute.jit
 def scale_of(peak: Float32):
     """The power of two that brings a row's ``peak`` to 2^14 or more, but below 2^15, and its inverse. Peaks so small
-    that it has no inverse stay smaller; infinity has one too, and stays."""
+    that it has no inverse stay smaller. A row with an infinity stays as it is: what says of its other columns how
+    large they are is lost, and as small as its peak would be they are 0."""
     bits = cute.make_rmem_tensor(1, Float32)
     bits[0] = peak
     exponent = cute.recast_tensor(bits, Int32)[0] >> EXPONENT_SHIFT
+    wanted = cutlass.min(2 * EXPONENT_BIAS + PEAK_EXPONENT - exponent, 2 * EXPONENT_BIAS - 1)
     both = cute.make_rmem_tensor(2, Int32)
-    both[0] = cutlass.min(2 * EXPONENT_BIAS + PEAK_EXPONENT - exponent, 2 * EXPONENT_BIAS - 1)
+    both[0] = wanted if exponent <= 2 * EXPONENT_BIAS else Int32(EXPONENT_BIAS)
     both[1] = 2 * EXPONENT_BIAS - both[0]
     for i in range(2):
         both[i] = both[i] << EXPONENT_SHIFT
