@@ -25,7 +25,7 @@ test: setup ## Run the tests that need no GPU, two files at a time
 	$(PYTEST) -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-slow: setup ## Run the tests that need no GPU, the long ones too
-	$(PYTEST) -m "not gpu and not fit" $(ARGS)
+	$(PYTEST) --unspared -m "not gpu and not fit" $(ARGS)
 
 test-fit: setup ## Trace every attention variant, and compile a sample: thousands of kernels
 	$(PYTEST) tests/kernels/test_fit.py -m fit -s $(ARGS)
