@@ -20,7 +20,7 @@ from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.counters import Counters
 from tunekit.dispatch.devices import Devices, TorchDevices
-from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
+from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry, maker
 from tunekit.dispatch.faults import as_device_fault, classify
 from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.graphs import beside_captures, capturing
@@ -188,7 +188,8 @@ class Kernel:
         Raises:
             NoKernelError: nothing can serve the problem.
             UserError: the problem lacks an axis, or has a value that is not allowed; no such device; nothing was
-                called or bound for it before, and a CUDA graph is being captured.
+                called or bound for it before, and a CUDA graph is being captured; it wants scratch memory
+                where torch makes fake tensors.
         """
         complete = self.spec.problem(problem)
         if device is not None and not isinstance(device, int):
@@ -200,7 +201,8 @@ class Kernel:
             return function
         import torch
 
-        scratch = torch.empty(elements, dtype=torch.float32, device="cpu" if index < 0 else f"cuda:{index}")
+        place = torch.device("cpu" if index < 0 else f"cuda:{index}")
+        scratch = maker("workspace", (elements,), torch.float32, place)()
         return lambda *arguments: function(*arguments, scratch)
 
     def choice(self, /, *args: Any, **keywords: Any) -> Choice:
