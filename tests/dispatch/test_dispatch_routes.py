@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import random
 import sys
@@ -267,6 +268,13 @@ def test_a_subclass_s_own_call_is_its_own_and_an_unmade_kernel_is_no_crash(momen
         for keywords in ({}, {"centred": True}):
             with pytest.raises(AttributeError):
                 kind.__new__(kind)(X, **keywords)
+
+
+def test_inspect_says_how_a_kernel_is_called(moments):
+    """As fault finders and frameworks ask it."""
+    for kernel in moments:
+        parameters = inspect.signature(kernel).parameters.values()
+        assert [parameter.kind.description for parameter in parameters] == ["variadic positional", "variadic keyword"]
 
 
 @pytest.mark.parametrize("foreign", [lambda t: t.numpy(), tvm_ffi.from_dlpack], ids=["numpy", "tvm_ffi"])
