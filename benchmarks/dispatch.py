@@ -6,6 +6,7 @@
 small decode problem, in bursts that the GPU's queue holds. The raw compiled function, the ways to call it through
 tunekit, a bare dict hit, and the peers that are installed (`pip install triton quack-kernels flashinfer-python`) take
 turns; a figure is the median over rounds of what it took above the same call without the tuner, in the same round.
+"o allocated, beside empty_like" is above the compiled function and the `torch.empty_like(q)` that a program writes.
 
 ``start``: fresh interpreters, in turns: `import torch`, then a first result from the store, with a GPU also beside
 `import torch` and the making of a CUDA context. The caches (TUNEKIT_CACHE, TUNEKIT_DB) are the ones that are set; on
@@ -128,7 +129,7 @@ def ways(native: Any, python: Any, given: tuple[Any, ...], shape: dict[str, int]
         "o out of a dict": (lambda: native(q, k, v, **by_name), raw),
         "two flags": (lambda: native(q, k, v, o, mask="none", normalize=True), raw),
         "o allocated": (lambda: native(q, k, v), raw),
-        "  beside torch.empty_like(q)": (
+        "o allocated, beside empty_like": (
             lambda: native(q, k, v),
             lambda: bound(q, k, v, torch.empty_like(q), scale),
         ),
@@ -156,7 +157,7 @@ def added(
     for name in calls:
         low, middle, high = statistics.quantiles(taken[name], n=4)
         rows[name] = {"added_us": middle, "spread_us": (high - low) / 2, "without_us": statistics.median(raw[name])}
-        print(f"  {name:28} {middle:8.3f} +- {(high - low) / 2:.3f}   {rows[name]['without_us']:8.3f}")
+        print(f"  {name:30} {middle:8.3f} +- {(high - low) / 2:.3f}   {rows[name]['without_us']:8.3f}")
     ours = rows["all by position"]["added_us"]
     others = [row["added_us"] for name, row in rows.items() if name.split()[0] in PEERS]
     beside = f"; the best of the peers adds {min(others) / ours:.0f} times as much" if others else ""

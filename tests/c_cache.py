@@ -17,7 +17,10 @@ compile_c = host.compile_c
 
 
 class Cache:
-    """Stands in for `host.compile_c`: what has compiled is copied from `directory`, which processes may share."""
+    """Stands in for `host.compile_c`: what has compiled is copied from `directory`, which processes may share.
+
+    Headers and the compiler behind its path are the same throughout a run, and what fails is compiled anew.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

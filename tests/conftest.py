@@ -16,6 +16,10 @@ ITSELF = {"jobs", "check", "backends", "gpu", "peers", "architecture"}
 ITSELF_FILES = {"test_compile_commands.py", "test_cuda_methods.py"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--unspared", action="store_true", help="start processes and compile C as users do, in all tests")
+
+
 @pytest.fixture(scope="session")
 def compiled_c(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where compiled C is kept for the run."""
@@ -40,7 +44,8 @@ def nurseries(compiled_c: Path) -> Iterator[Callable[[str], Nursery]]:
 @pytest.fixture(scope="module", autouse=True)
 def spared(request: pytest.FixtureRequest, compiled_c: Path, nurseries: Callable[[str], Nursery]) -> Iterator[None]:
     """Spares the modules that do not test just this."""
-    if request.path.relative_to(HERE).parts[0] in ITSELF or request.path.name in ITSELF_FILES:
+    itself = request.path.relative_to(HERE).parts[0] in ITSELF or request.path.name in ITSELF_FILES
+    if itself or request.config.getoption("unspared"):
         yield
         return
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -1,8 +1,10 @@
 """Processes that tests need by the dozen, forked from a warm one: a new interpreter that imports torch takes seconds.
 
-What is tested is tunekit's own code all the same: a child runs the module that a new interpreter would have run, in
-a session of its own, with the environment, directory, descriptors and limits that were asked for. How tunekit starts
-these processes itself is tested in tests/measure and tests/jobs, without this.
+A child runs the module that a new interpreter would have run, in a session of its own, with the environment, directory
+and descriptors that were asked for. What it can't show: an import that the module forgets, what an interpreter reads of
+its environment when it starts, and how it ends (it exits at once, and the nursery reaps it). How tunekit starts these
+processes itself is tested in tests/jobs, and where a test asks for `new_interpreter`; `pytest --unspared` does without
+nurseries in all tests. Nothing falls back: a test whose nursery does not answer fails.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ def install(monkeypatch: pytest.MonkeyPatch, nurseries: Callable[[str], Nursery]
     import tunekit.child
     import tunekit.jobs.pool as pool
 
-    kind = "host"
+    kind = "host"  # of the next compile server: `__init__` is told, its command says nothing of it
     begin = pool._Zygote.__init__
 
     def begun(zygote: Any, warm: tuple[str, ...], workers: int) -> None:

@@ -361,6 +361,9 @@ class Choice:
     better: Variant | None = None
 
 
+PLAIN_TYPES = frozenset((str, int, bool, type(None)))
+
+
 def to_json(value: Any) -> Any:
     """Plain JSON of any value here: dataclasses become objects, NaN and inf are refused.
 
@@ -368,6 +371,8 @@ def to_json(value: Any) -> Any:
         ValueError: for NaN or infinity, which must never enter a record.
         TypeError: for what has no JSON form.
     """
+    if type(value) in PLAIN_TYPES:  # most are, by the million
+        return value
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -378,6 +383,6 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} can't be recorded")
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} has no JSON form")

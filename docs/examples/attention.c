@@ -22,7 +22,7 @@ static void check(cudaError_t status) {
     exit(1);
 }
 
-/* The next `size` bytes of standard input in GPU memory, `host` between them. */
+/* The next `size` bytes of standard input, in GPU memory; `host` has room for them on the way. */
 static void *from_input(void *host, size_t size) {
     void *there;
     if (fread(host, 1, size, stdin) != size) {
@@ -79,9 +79,9 @@ int main(int count, char **words) {
     for (int i = 0; i < TENSORS; ++i) args[i] = tensor_argument(&tensors[i]);
     args[TENSORS] = number_argument(1.0 / sqrt((double)head_dim));
     TVMFFIAny result;
-    memset(&result, 0, sizeof result);
-    TVMFFIEnvSetStream(kDLCUDA, 0, stream, NULL); /* of this thread, for all calls that follow */
-    if (kernel(NULL, args, TENSORS + 1, &result)) {
+    memset(&result, 0, sizeof result); /* kTVMFFINone, as in serve.c */
+    /* The stream is this thread's, for all calls that follow. */
+    if (TVMFFIEnvSetStream(kDLCUDA, 0, stream, NULL) || kernel(NULL, args, TENSORS + 1, &result)) {
         print_error();
         return 1;
     }

@@ -15,11 +15,11 @@ from tunekit.model import Footprint, Values
 from tunekit.spec import Build, Constraint, Tunable
 
 from . import fmha_sm90_space as plain
-from .attention.workspace import elements
+from .attention.workspace import STATISTICS, elements
 
 MOST_CLUSTER_CTAS = 16  # needs the non-portable size
 FEWEST_KERNEL_SPLITS = 4
-HALF_BYTES, RECORD_BYTES = 2, 16  # of what a cluster exchanges: an element of O, a row's statistics
+FLOAT_BYTES = 4
 FIXED = Values({"smem_p": False, "k_sub": 1, "cluster_m": 1, "rescale_log2": 0, "schedule": "static"})
 
 TUNABLES = (
@@ -51,7 +51,7 @@ def workspace(v: Values, arch: Arch) -> int:
 
 def _exchange_fits(v: Values) -> bool:
     terms = plain.smem_terms(v.merged(FIXED))
-    needed = v.m_tile * v.kv_groups * (HALF_BYTES * v.pv_n_tile + RECORD_BYTES)
+    needed = FLOAT_BYTES * v.m_tile * v.kv_groups * (v.pv_n_tile + STATISTICS)
     return bool(terms["q"] + terms["k"] + terms["v"] >= needed)
 
 
@@ -68,7 +68,7 @@ CONSTRAINTS = (
     ),
     Constraint(
         "split_exchange",
-        "the CTAs of a cluster exchange O in float16 and its statistics through their spent Q, K and V, which must "
+        "the CTAs of a cluster exchange O and its statistics in float32 through their spent Q, K and V, which must "
         "hold those of every KV group",
         lambda v: v.merge != "cluster" or _exchange_fits(v),
     ),

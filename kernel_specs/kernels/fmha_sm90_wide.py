@@ -31,7 +31,6 @@ from cutlass.utils import SmemAllocator
 from tunekit.model import Values
 
 from .attention.arguments import by_name
-from .attention.cluster_merge import region_words
 from .attention.sequences import Sequences, extent
 from .sm90_gather import PRESENT_BUFFERS
 from .sm90_load import load_q, make_pipe
@@ -40,7 +39,7 @@ from .sm90_plan import BLOCK_ROWS, WARP_GROUP_THREADS, WARPS_PER_GROUP
 from .sm90_ring import BARRIERS_PER_SLOT, PartRing
 from .sm90_runs import part_of, runs_of
 from .sm90_softmax import ScoreMask
-from .sm90_split import ClusterOutput, PartialOutput, make_combine
+from .sm90_split import ClusterOutput, PartialOutput, make_cluster_merge, make_combine
 from .sm90_wide_consumer import WideConsumer
 from .sm90_wide_load import KeyLoader, tma_operands
 from .sm90_wide_plan import CONSUMERS, HEAD_DIM, OWN_COLUMNS, WidePlan
@@ -251,7 +250,7 @@ class FmhaSm90Wide:
         place = SimpleNamespace(**vars(work.place), column_slice=index)
         if const_expr(plan.merge == "cluster"):
             scratch = cute.recast_ptr(work.storage.q.data_ptr(), dtype=Float32)
-            own = scratch + index * region_words(OWN_COLUMNS)
+            own = scratch + index * make_cluster_merge(plan).region_words
             ClusterOutput(plan, work.given, work.sequences, place).write(consumer, own, queries)
         elif const_expr(plan.merge == "kernel"):
             PartialOutput(plan, work.given, work.sequences, place).write(consumer, queries)

@@ -85,6 +85,7 @@ class Plan:
 
         # Splits of the KV tiles over CTAs, and how their results meet (sm90_split).
         self.num_splits, self.merge = t.get("num_splits", 1), t.get("merge", "none")
+        self.compact_merge = False
         self.cluster = self.num_splits if self.merge == "cluster" else t.cluster_m
 
         # Cases.

@@ -38,7 +38,7 @@ def make_combine(plan: Plan) -> Combine:
 
 def make_cluster_merge(plan: Plan) -> ClusterMerge:
     """How the CTAs of a cluster merge: all their consumer warp groups take part."""
-    return ClusterMerge(plan.pv_n_tile, plan.num_splits, plan.kv_groups, plan.row_blocks)
+    return ClusterMerge(plan.pv_n_tile, plan.num_splits, plan.kv_groups, plan.row_blocks, plan.compact_merge)
 
 
 @cute.jit

@@ -13,6 +13,7 @@ HEAD_DIM = 512
 OWN_COLUMNS = 256  # of O, a consumer warp group
 CONSUMERS = 2
 CONSUMER_THREADS = CONSUMERS * WARP_GROUP_THREADS
+COMPACT_SPLITS = 4  # at most, for which a compact merge in the cluster is worth its instructions
 # Named barriers besides sm90_plan's.
 BARRIER_READY = 4  # + warp group: its P is in shared memory
 # What the plan of fmha_sm90.py calls a CTA is a column half here.
@@ -50,6 +51,7 @@ class WidePlan(Plan):
         # The CTAs of a cluster: splits of the tiles fastest, if they merge there; then neighbouring row blocks.
         self.cluster_splits = tunables.num_splits if tunables.merge == "cluster" else 1
         self.cluster = tunables.cluster_m * self.cluster_splits
+        self.compact_merge = self.num_splits <= COMPACT_SPLITS
         self.part_bytes = self.kv_tile * self.part_columns * self.element.width // 8
 
 

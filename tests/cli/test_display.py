@@ -87,6 +87,21 @@ def test_plain_progress_never_tells_of_a_variant_twice():
     assert out.getvalue().splitlines()[1].endswith("verify " + f"{point(2).id} {point(2)}: wrong_result: row 3")
 
 
+def test_what_does_not_fit_as_declared_is_no_line_each():
+    """A real space has hundreds; one that only its trace showed is a line."""
+    out = io.StringIO()
+    progress = PlainProgress(out)
+    above = []
+    screen = LiveScreen(lambda text, **k: above.append(text))
+    outcome = Outcome(Stage.PROBE, Status.OVER_BUDGET, "smem 279552 B > 232448 B (sm_90a)")
+    for show in (progress, screen):
+        for n in range(3):
+            show(SweepEvent("finished", point(n), outcome))
+        show(SweepEvent("finished", point(3), outcome, done=1, total=20))
+    line = f"1/20 probe {point(3).id} {point(3)}: over_budget: smem 279552 B > 232448 B (sm_90a)"
+    assert out.getvalue().splitlines() == above == [line]
+
+
 def test_failures_group_over_numbers_and_the_variants_own_values():
     """Case 61: the reason's text is the first one's, whole."""
     rows = [failed(n, f"smem {1000 + n} B > 512 B [{point(n).tunables}]\n{n} more") for n in range(200)]

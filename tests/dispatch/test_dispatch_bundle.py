@@ -530,7 +530,6 @@ LOAD = """
 import sys, tunekit, torch
 from tunekit.dispatch.devices import DeviceFacts
 from tunekit.dispatch.hot_path import native_parts
-from tunekit.dispatch.ladder import Candidate
 from tunekit.environment import environment
 
 class H200:

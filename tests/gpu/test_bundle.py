@@ -62,12 +62,12 @@ def given() -> dict[str, torch.Tensor]:
 
 
 def assert_right(o: torch.Tensor, given: dict[str, torch.Tensor]) -> None:
-    """Within fmha's relative norm of the oracle."""
+    """Within the spec's relative norm of the oracle."""
     batch = o.shape[0]
     inputs = {name: tensor[:batch] for name, tensor in given.items()}
     problem = SPEC.problem({**DECODE, "batch": batch})
     wanted = SPEC.reference(problem, {**inputs, "scale": DECODE["head_dim"] ** -0.5})["o"].double()
-    assert float((o.double() - wanted).norm() / wanted.norm()) <= 3e-3
+    assert float((o.double() - wanted).norm() / wanted.norm()) <= SPEC.tolerance_of("o").relative_norm
 
 
 @pytest.mark.parametrize("batch", [4, 1])
@@ -84,6 +84,7 @@ def test_a_fresh_process_serves_from_a_bundle_alone(directory, given, batch, tmp
 
 
 def test_c_runs_a_bundles_attention(directory, given, tmp_path):
+    """Compiled as its head says, on a stream of its own; a head_dim that the kernel is not for is refused in words."""
     from tvm_ffi import libinfo
 
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"

@@ -77,7 +77,8 @@ def load(reference: str, root: Path, **more):
 
 
 def test_a_winner_serves_its_problem_and_its_neighbours(cache):
-    """Case 52 on the GPU: the problem itself and its neighbours (`n` has exact buckets), each right."""
+    """Cases 48 and 52 on the GPU: the problem itself, and sizes that its build was not traced with, each right (`n` has
+    exact buckets)."""
     kernel = load(DOUBLE, cache)
     for n, level in ((1 << 20, Level.EXACT), ((1 << 20) - 3, Level.NEAREST), (1000, Level.NEAREST)):
         x = torch.randn(n, device="cuda")

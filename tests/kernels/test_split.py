@@ -132,14 +132,26 @@ def test_the_merge_kernel_is_the_oracles_merge(name: str, tmp_path: Path) -> Non
     assert outcome.status is Status.OK, outcome.reason
 
 
-SHARES = [(64, 64, 3, 30), (64, 64, 3, -30), (128, 64, 8, 0), (64, 256, 2, 0), (128, 128, 16, 0), (128, 128, 16, 30)]
+MERGED = [
+    (64, 64, 3, True, 30), (64, 64, 3, True, -30), (64, 256, 2, True, 0), (128, 128, 8, True, 30),
+    (64, 64, 3, False, 0), (128, 64, 8, False, 30), (64, 256, 2, False, 0), (128, 128, 16, False, 0),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "columns", "splits", "exponent"), first_alone_is_quick(SHARES))
-def test_a_cluster_merges_in_shared_memory(rows: int, columns: int, splits: int, exponent: int, tmp_path: Path) -> None:
-    """Two or three parts keep their shares in registers, more exchange all; O of 1e30 is beyond what float16 holds."""
+@pytest.mark.parametrize(("rows", "columns", "splits", "compact", "exponent"), first_alone_is_quick(MERGED))
+def test_a_cluster_merges_in_shared_memory(
+    rows: int, columns: int, splits: int, compact: bool, exponent: int, tmp_path: Path
+) -> None:
+    """Also an O of 1e30, which is beyond what the float16 of a compact merge holds."""
     given = {"rows": rows, "columns": columns, "splits": splits, "exponent": exponent}
-    outcome = simulated("split_cluster", given, tmp_path)
+    outcome = simulated("split_cluster", given, tmp_path, compact=compact)
+    assert outcome.status is Status.OK, outcome.reason
+
+
+@pytest.mark.parametrize("compact", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_an_infinity_in_one_column_of_o_leaves_the_others_as_they_are(compact: bool, tmp_path: Path) -> None:
+    """A compact merge scales whole rows by their largest element."""
+    outcome = simulated("split_cluster", {"infinite": True}, tmp_path, compact=compact)
     assert outcome.status is Status.OK, outcome.reason
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kernel_specs.kernels.attention.workspace import elements
 from tunekit.model import Values
 from tunekit.spec import Axis, Implementation, KernelSpec, ScalarArg, TensorArg, Tolerance, Tunable
@@ -17,6 +19,8 @@ def scaled(p, generator, device):
     """Partial results of any magnitude: O is exchanged in 16 bits."""
     found = draw(as_merge(p), generator, device)
     found["partials"][: p.rows * p.splits * p.columns] *= 10.0**p.exponent
+    if p.infinite:  # the first column of the last row, of a split that has keys there
+        found["partials"][(p.rows - 1) * p.columns] = math.inf
     return found
 
 
@@ -28,7 +32,7 @@ def expected(p, given):
 def build(b):
     from .split_cluster_kernel import Merge, fake_args
 
-    return Merge(b.problem, b.tunables.exit_barrier), fake_args(b.problem)
+    return Merge(b.problem, b.tunables.exit_barrier, b.tunables.compact), fake_args(b.problem)
 
 
 split_cluster = KernelSpec(
@@ -39,6 +43,7 @@ split_cluster = KernelSpec(
         Axis("columns", values=(64, 128, 256), static=True, default=64),
         Axis("splits", values=(2, 3, 8, 16), static=True, default=3),
         Axis("exponent", values=(-30, 0, 30), default=0),
+        Axis("infinite", kind="flag", default=False),
         Axis("n", default=lambda p: elements(p.rows, p.splits, p.columns)),
     ),
     signature=(
@@ -51,8 +56,8 @@ split_cluster = KernelSpec(
         Implementation(
             name="cluster",
             requires={"wgmma"},
-            tunables=(Tunable("exit_barrier", (True, False)),),
-            defaults=({"exit_barrier": True},),
+            tunables=(Tunable("exit_barrier", (True, False)), Tunable("compact", (True, False))),
+            defaults=({"exit_barrier": True, "compact": True},),
             build=build,
         ),
     ),

@@ -8,18 +8,18 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass.memory import SmemAllocator
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 
-from kernel_specs.kernels.attention.cluster_merge import ROWS, ClusterMerge, ordered_by_columns, region_words
+from kernel_specs.kernels.attention.cluster_merge import ROWS, ClusterMerge, ordered_by_columns
 from kernel_specs.kernels.attention.merge import LOG2_E, log_sum_exp, partial_outputs, partial_statistics, reciprocal
 
 WARP_GROUP = 128
 
 
 class Merge:
-    def __init__(self, p, exit_barrier):
+    def __init__(self, p, exit_barrier, compact):
         self.p = p
         self.exit_barrier = exit_barrier
         self.threads = p.rows // 64 * WARP_GROUP
-        self.merge = ClusterMerge(p.columns, p.splits, row_blocks=p.rows // 64)
+        self.merge = ClusterMerge(p.columns, p.splits, row_blocks=p.rows // 64, compact=compact)
 
     @cute.jit
     def __call__(self, partials, o, lse, scale, stream):
@@ -39,7 +39,7 @@ class Merge:
         thread, _, _ = cute.arch.thread_idx()
         rank, _, _ = cute.arch.block_idx()
         lane, group = thread % WARP_GROUP, thread // WARP_GROUP
-        scratch = SmemAllocator().allocate_array(Float32, p.rows // ROWS * region_words(p.columns), byte_alignment=1024)
+        scratch = SmemAllocator().allocate_array(Float32, p.rows // ROWS * self.merge.region_words, byte_alignment=1024)
         outputs = partial_outputs(partials, p.rows, p.splits, p.columns)
         statistics = partial_statistics(partials, p.rows, p.splits, p.columns)
         acc = cute.make_rmem_tensor(mma.partition_shape_C((64, p.columns)), Float32)

@@ -285,8 +285,9 @@ def test_shipped_rows_are_reviewable_and_read_back(tmp_path):
     assert ship(tmp_path / "again.db", again, spec="fmha", arch="sm_90a").file.read_text() == text
     # The finals that chose the winners go along, the search's timings don't.
     with Store.open(database) as store:
-        store.record(make_trial(samples=(1 / 3,), stage=Stage.MEASURE, protocol="final/1 cuda_graph"))
-        store.record(make_trial(samples=(1 / 7,), stage=Stage.MEASURE, protocol="search/1 events"))
+        problem = make_winner().problem
+        for samples, protocol in (((1 / 3,), "final/1 cuda_graph"), ((1 / 7,), "search/1 events")):
+            store.record(make_trial(samples=samples, stage=Stage.MEASURE, protocol=protocol, problem=problem))
     with_finals = ship(database, directory, spec="fmha", arch="sm_90a").file.read_text()
     assert '"samples_us": [0.3333333]' in with_finals and "0.1428571" not in with_finals
     assert shipped_winners("fmha", "sm_90a", directory=directory) == found
@@ -308,16 +309,28 @@ def test_shipping_one_retuned_problem_keeps_what_ships_for_the_others(tmp_path):
     with Store.open(tmp_path / "new.db") as store:
         store.put_winner(make_winner(4, bucket=buckets[1], problem=buckets[1], median_us=9.0))
         store.put_winner(make_winner(5, bucket=buckets[2], problem=buckets[2], median_us=8.0, environment=elsewhere))
+        undecided = {"stage": Stage.MEASURE, "protocol": "final/1 cuda_graph", "problem": buckets[0]}
+        store.record(make_trial(9, samples=(7.0,), **undecided))
     second = ship(tmp_path / "new.db", directory, spec="fmha", arch="sm_90a")
     assert (second.written, second.kept) == (2, 2), "of the first bucket, and the third's on the other GPU"
     found = shipped_winners("fmha", "sm_90a", directory=directory)
     assert sorted((w.bucket.s_k, w.median_us) for w in found) == [(1024, 10.0), (2048, 9.0), (3072, 8.0), (3072, 10.0)]
     finals = [line for line in second.file.read_text().splitlines() if '"trial"' in line]
     assert [json.loads(line)["problem"]["s_k"] for line in finals] == [1024], "the final that was replaced went along"
-    second.file.write_text("{")
-    with pytest.raises(DatabaseError, match="db verify"):
-        ship(tmp_path / "new.db", directory, spec="fmha", arch="sm_90a")
-    assert second.file.read_text() == "{"
+    assert json.loads(finals[0])["samples_us"] == [10.0], "a final without a winner took the place of one that chose"
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"kind": "winner"}', json.dumps({**GOOD, "environment": 7})])
+def test_nothing_ships_into_a_file_that_has_a_broken_line(tmp_path, broken):
+    """A winner that can't be read would be lost."""
+    with Store.open(tmp_path / "t.db") as store:
+        store.put_winner(make_winner())
+    file = shipped_file("fmha", "sm_90a", tmp_path)
+    file.write_text(f"{json.dumps(GOOD)}\n{broken}\n")
+    before = file.read_bytes()
+    with pytest.raises(DatabaseError, match=r"line 2: .*; see `tunekit db verify"):
+        ship(tmp_path / "t.db", tmp_path, spec="fmha", arch="sm_90a")
+    assert file.read_bytes() == before
 
 
 def test_a_broken_shipped_line_is_left_out_with_one_warning(tmp_path, caplog):

@@ -169,8 +169,8 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
 
 
 def maker(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], Any]:
-    """What allocates a tensor, dense and row-major: like one of a single element, which stands for all of them, for
-    to be told shape, dtype and device takes torch longer than all else.
+    """What allocates a tensor, dense and row-major: `empty_like` of a single element that is expanded to the shape.
+    (`empty` takes twice as long, of which most goes into reading the shape, dtype and device that it is given.)
 
     Raises, as what it returns does when called:
         UserError: torch makes no tensors now that have memory, but fake ones.

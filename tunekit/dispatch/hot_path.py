@@ -2,7 +2,7 @@
 
 hot_path.c finds a call's entry and carries it out; caller.c is the call from Python. Where the first can't be had (no
 C compiler, a torch without a DLPack exchange API) calls are dispatched in Python; where the second can't (no Python.h)
-a call takes a tenth of a microsecond more.
+a call takes 1 to 4 us more, by what it leaves out and says by keyword.
 """
 
 from __future__ import annotations

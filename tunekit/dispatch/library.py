@@ -22,6 +22,8 @@ from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.imports import keep_imports, read_imports
 
 Function = Callable[..., Any]
+Tools = tuple[tuple[str, str | None], ...]
+"""The packages that compile a kernel, with their versions."""
 
 MOST_KEYS = 4096
 """Of variants, artifacts and failures remembered; what is forgotten is looked up again."""
@@ -65,7 +67,8 @@ class Library:
         self._sources: dict[str, str] = {}
         self._imports: Imports | None = None
         """What is kept beside the artifacts, once it was read."""
-        self._keys: Kept[tuple[Variant, Values], str] = Kept(MOST_KEYS)
+        self._keys: Kept[tuple[Variant, Values, Tools | None], str] = Kept(MOST_KEYS)
+        """By variant, static axes, and the tools that compile it where those aren't the present ones."""
         self._found: Kept[str, Artifact] = Kept(MOST_KEYS)
         self._functions: Kept[str, tuple[Implementation, Build]] = Kept(MOST_KEYS)
         """Of what package functions are made, by key."""
@@ -74,12 +77,7 @@ class Library:
 
     def present_key(self, candidate: Candidate, problem: Values) -> str:
         """The key of what the present sources and toolchain make of a candidate."""
-        variant, static = candidate.variant, self.spec.static(problem)
-        key = self._keys.get((variant, static))
-        if key is None:
-            key = space.compile_key(self.spec, variant, problem, sources=self._fingerprint(variant))
-            self._keys.put((variant, static), key)
-        return key
+        return self._key(candidate.variant, problem, None)
 
     def find(self, candidate: Candidate, problem: Values) -> tuple[Artifact | None, str]:
         """The artifact that serves a candidate; or None and why there is none."""
@@ -161,9 +159,18 @@ class Library:
     def _same_sources(self, winner: Winner, problem: Values) -> bool:
         """Whether a winner's artifact was made from the present sources, by the compiler that it names."""
         there = winner.environment
-        tools = {"nvidia-cutlass-dsl": there.cutlass_dsl, "apache-tvm-ffi": there.tvm_ffi}
-        sources = self._fingerprint(winner.variant)
-        return winner.artifact == space.compile_key(self.spec, winner.variant, problem, sources=sources, tools=tools)
+        tools = (("nvidia-cutlass-dsl", there.cutlass_dsl), ("apache-tvm-ffi", there.tvm_ffi))
+        return winner.artifact == self._key(winner.variant, problem, tools)
+
+    def _key(self, variant: Variant, problem: Values, tools: Tools | None) -> str:
+        """The key of what the present sources and these tools, or the present ones, make of a variant."""
+        what = variant, self.spec.static(problem), tools
+        key = self._keys.get(what)
+        if key is None:
+            sources, versions = self._fingerprint(variant), None if tools is None else dict(tools)
+            key = space.compile_key(self.spec, variant, problem, sources=sources, tools=versions)
+            self._keys.put(what, key)
+        return key
 
     def _fingerprint(self, variant: Variant) -> str:
         name = variant.implementation

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from tunekit.model import Stage
+from tunekit.model import Stage, Status
 from tunekit.progress import Running, SweepEvent
 from tunekit.report import units
 from tunekit.report.printer import is_plain
@@ -93,7 +93,7 @@ class LiveScreen:
         self._done = max(self._done, event.done)  # ticks don't all know it
         self._last, self._at_s = event, self._clock()
         above = _headline(event)
-        if event.kind == "finished" and event.outcome is not None and not event.outcome.ok:
+        if event.kind == "finished" and event.outcome is not None and not event.outcome.ok and _worth_a_line(event):
             above = finished_line(event)
         if above is not None:
             self._print(above, markup=False, highlight=False, soft_wrap=True)
@@ -135,8 +135,11 @@ def finished_line(event: SweepEvent) -> str:
 
 
 def _worth_a_line(event: SweepEvent) -> bool:
+    """Compiles and failures; but what doesn't fit as declared, perhaps hundreds, is counted in the headline."""
     outcome = event.outcome
-    return outcome is not None and (not outcome.ok or outcome.stage is Stage.COMPILE)
+    if outcome is None or (outcome.status is Status.OVER_BUDGET and not event.total):
+        return False
+    return not outcome.ok or outcome.stage is Stage.COMPILE
 
 
 def _headline(event: SweepEvent) -> str | None:

@@ -152,28 +152,33 @@ def ship(database: Path, directory: Path, *, spec: str, arch: str) -> Shipped:
     Raises:
         DatabaseError: the file can't be read or written.
     """
-    fresh = []
-    for line in export_lines(database, spec=spec, arch=arch, kinds=("winner", "trial"), digits=DIGITS):
-        plain = json.loads(line)
-        if plain["kind"] == "trial" and not str(plain.get("protocol") or "").startswith("final/"):
-            continue
-        for name in ("uid", "sweep"):
-            plain.pop(name, None)
-        fresh.append(plain)
+    fresh = _shippable(database, spec, arch)
     target = shipped_file(spec, arch, directory)
     before = _shipped_lines(target)
-    retuned = {_tuned(plain, "bucket") for plain in fresh if plain["kind"] == "winner"}
-    replaced = [plain for plain in before if plain["kind"] == "winner" and _tuned(plain, "bucket") in retuned]
-    problems = {_tuned(plain, "problem") for plain in [*fresh, *replaced]}
+    retuned = {_tuned(winner, "bucket") for winner in _winners(fresh)}
+    replaced = [winner for winner in _winners(before) if _tuned(winner, "bucket") in retuned]
+    problems = {_tuned(winner, "problem") for winner in (*_winners(fresh), *replaced)}
     kept = [
         plain
         for plain in before
-        if (plain not in replaced if plain["kind"] == "winner" else _tuned(plain, "problem") not in problems)
+        if (_tuned(plain, "bucket") not in retuned if _is_winner(plain) else _tuned(plain, "problem") not in problems)
     ]
     both = sorted([*fresh, *kept], key=_review_order)
     _write_lines(target, [json.dumps(plain, ensure_ascii=False) for plain in both])
-    written, stayed = (sum(plain["kind"] == "winner" for plain in part) for part in (fresh, kept))
-    return Shipped(target, written, stayed)
+    return Shipped(target, len(_winners(fresh)), len(_winners(kept)))
+
+
+def _shippable(database: Path, spec: str, arch: str) -> list[dict[str, Any]]:
+    """A database's winners, and the finals of their problems: one that found no winner speaks for none that ships."""
+    found = []
+    for line in export_lines(database, spec=spec, arch=arch, kinds=("winner", "trial"), digits=DIGITS):
+        plain = json.loads(line)
+        if _is_winner(plain) or str(plain.get("protocol") or "").startswith("final/"):
+            for name in ("uid", "sweep"):
+                plain.pop(name, None)
+            found.append(plain)
+    decided = {_tuned(winner, "problem") for winner in _winners(found)}
+    return [plain for plain in found if _tuned(plain, "problem") in decided]
 
 
 def _shipped_lines(file: Path) -> list[dict[str, Any]]:
@@ -181,13 +186,23 @@ def _shipped_lines(file: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     try:
         for number, line in lines.split(file.read_bytes()) if file.exists() else ():
-            plain = json.loads(line)
-            if not isinstance(plain, dict) or not {"kind", "problem", "environment"} <= plain.keys():
-                raise ValueError(f"line {number} is no winner or trial")
-            found.append(plain)
-    except (OSError, ValueError) as error:
-        raise DatabaseError(f"{file} can't be read: {error}; see `tunekit db verify {file}`") from error
+            try:
+                if not isinstance(lines.parse_line(line).value, (Winner, Trial)):
+                    raise rows.RowError("neither a winner nor a trial")
+            except rows.RowError as error:
+                raise DatabaseError(f"{file}, line {number}: {error}; see `tunekit db verify {file}`") from error
+            found.append(json.loads(line))
+    except OSError as error:
+        raise DatabaseError(f"can't read {file}: {error.strerror}") from error
     return found
+
+
+def _is_winner(plain: Mapping[str, Any]) -> bool:
+    return bool(plain["kind"] == "winner")
+
+
+def _winners(plain: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in plain if _is_winner(each)]
 
 
 def _tuned(plain: Mapping[str, Any], name: str) -> str:
@@ -202,7 +217,7 @@ def _review_order(plain: Mapping[str, Any]) -> tuple[Any, ...]:
         (name, value if isinstance(value, str) else "", 0 if isinstance(value, str) else value)
         for name, value in point.items()
     ]
-    return plain["kind"] != "winner", axes, plain["recorded_at"], plain["variant"]
+    return not _is_winner(plain), axes, plain["recorded_at"], plain["variant"]
 
 
 def import_jsonl(store: Store, source: Path) -> Exchanged:

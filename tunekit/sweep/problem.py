@@ -6,7 +6,7 @@ Batches keep compiling and measuring apart: nothing compiles while a variant is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunekit.compiling import Unit, units
@@ -66,6 +66,14 @@ def candidates_of(spec: KernelSpec, target: Target, problem: Values, options: Sw
     return Candidates(expansion, fitting, over)
 
 
+def _over_budget(over: Mapping[str, Outcome]) -> str:
+    """How many variants don't fit as declared, and the first's reason; the report groups them all."""
+    if not over:
+        return ""
+    name, outcome = next(iter(over.items()))
+    return f"; {len(over)} over budget as declared, {name} the first: {outcome.reason}"
+
+
 @dataclass
 class ProblemRun:
     """The sweep of one problem. `outcomes` grows as variants pass the stages."""
@@ -89,7 +97,7 @@ class ProblemRun:
         run = self.run
         expansion, fitting, over = self.candidates.expansion, self.candidates.fitting, self.candidates.over
         self.expansion = expansion
-        self._emit("expanded", text=f"{self.problem}: {expansion.blame()}")
+        self._emit("expanded", text=f"{self.problem}: {expansion.blame()}{_over_budget(over)}")
         for absent in expansion.absent:
             self._note(absent)
         for variant in expansion.variants:

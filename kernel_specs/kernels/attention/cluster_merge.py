@@ -2,11 +2,7 @@
 
 A warp group that holds partial results of 64 rows leaves its un-normalised O and its rows' statistics in its own shared
 memory, in a *region* of its own. After a barrier of the cluster each of them merges another range of O's columns, its
-*share*, over all regions. The merge is that of merge.py. Among few parts the own share stays in registers.
-
-O is exchanged in float16, each row multiplied by the power of two that brings its largest element just below float16's
-end: an eighth of the error of the rounding to bfloat16 that follows. (With the share in registers it saves 0.5 us of
-17, 28 and 36 at 512 columns, and nothing at 128. H200, 2026-11-30.)
+*share*, over all regions. The merge is that of merge.py.
 
 Both halves keep the order of a wgmma accumulator: a thread has, of rows r and r + 8, two neighbouring columns of every
 eight, which make a *vector* of four. So a thread merges what threads of its own number have left, all addresses are a
@@ -14,8 +10,14 @@ constant away from one, and a row's maximum, weights and sum are computed once a
 chunks of rows took 6 us for 64 x 512 over two CTAs, of which the arithmetic of rows and heads was the most. H200,
 2026-11-30.)
 
-A region: O as [chunk][thread][4 or 8] float16, one vector or two; then the records of rows r and r + 8 together, in
-float32: raw maximum, sum, what O is to be multiplied by.
+A `compact` merge moves a quarter of the bytes where two parts meet: the own share stays in registers, and the rest is
+left in float16, each row multiplied by the power of two that brings its largest element just below float16's end. That
+adds an eighth of the error of the rounding to bfloat16 that follows, and instructions that only few parts of a wide O
+pay for: at 512 columns two splits of batch 32 take 2 % less, four of batch 8 4 %, 16 of batch 1 16 % more. (H200,
+2026-11-30.)
+
+A region: O as [chunk][thread][numbers], a chunk being one vector in float32, or one or two in float16; then the records
+of rows r and r + 8 together, in float32: raw maximum, sum, and if compact what O is to be multiplied by.
 """
 
 import math
@@ -26,6 +28,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 from .merge import exponential, finite
+from .workspace import STATISTICS
 
 ROWS = 64  # of a warp group
 THREADS = 128
@@ -33,32 +36,25 @@ ROWS_OF_THREAD = 2  # r and r + 8
 VECTOR = 4  # numbers: rows r, r, r + 8, r + 8 and two columns of each
 VECTOR_COLUMNS = 8  # the columns of O among which a vector has two
 QUAD = 4  # threads that hold a row
-RECORD = 4  # float32 of a row's record, of which the last is unused: 16 bytes
+COMPACT_RECORD = 4  # float32 of a row's record, of which the last is unused: 16 bytes
 REGION_ALIGNMENT = 32  # float32
 LOADS_AHEAD = 8  # loads of a thread that are asked for before those of the step before are used
-# Parts of which each keeps its own share in registers. Which share that is is known at run time alone, so the code that
-# leaves the others is there once for each part.
-KEEPING_PARTS = 4
 # Float32 as bits: where the exponent begins and what it is of 1; that of the largest element of a row, scaled.
 EXPONENT_SHIFT = 23
 EXPONENT_BIAS = 127
 PEAK_EXPONENT = 14
 
 
-def region_words(columns: int) -> int:
-    """Float32 elements of a region."""
-    return ROWS * (columns // 2 + RECORD)
-
-
 @dataclass(frozen=True)
 class ClusterMerge:
     """Merges ``columns`` of O over ``splits`` CTAs, in each of which ``groups`` warp groups hold partial results of
-    each of ``row_blocks`` times 64 rows."""
+    each of ``row_blocks`` times 64 rows. ``compact``: see the module; with one group only."""
 
     columns: int
     splits: int
     groups: int = 1
     row_blocks: int = 1
+    compact: bool = False
 
     @property
     def parts(self) -> int:
@@ -82,9 +78,14 @@ class ClusterMerge:
         return math.gcd(self.share, QUAD)
 
     @property
+    def element(self):
+        """What O is left in."""
+        return Float16 if self.compact else Float32
+
+    @property
     def together(self) -> int:
-        """Vectors of a chunk, which is stored and loaded at once: as wide as a share allows."""
-        return math.gcd(self.share, 2)
+        """Vectors of a chunk, which is stored and loaded at once: 16 bytes where a share allows."""
+        return math.gcd(self.share, 2) if self.compact else 1
 
     @property
     def chunks(self) -> int:
@@ -92,15 +93,20 @@ class ClusterMerge:
         return self.vectors // self.together
 
     @property
-    def keeps(self) -> bool:
-        """Whether the own share stays in registers, and only the others' go through shared memory."""
-        return self.groups == 1 and self.parts <= KEEPING_PARTS
+    def record(self) -> int:
+        """Float32 elements of a row's record."""
+        return COMPACT_RECORD if self.compact else STATISTICS
+
+    @property
+    def region_words(self) -> int:
+        """Float32 elements of a region."""
+        return ROWS * (self.columns * self.element.width // Float32.width + self.record)
 
     def region(self, scratch, row_block, group):
         """Where a warp group's region begins."""
         number = Int32(group * self.row_blocks + row_block)
         # What is known of the address decides how wide a load is: without it, each number was loaded alone.
-        return scratch + cute.assume(number * region_words(self.columns), divby=REGION_ALIGNMENT)
+        return scratch + cute.assume(number * self.region_words, divby=REGION_ALIGNMENT)
 
     def first_vector(self, rank, group):
         """The first vector that a warp group merges; past the last one, none."""
@@ -109,38 +115,40 @@ class ClusterMerge:
     def _outputs(self, region):
         chunk = VECTOR * self.together
         layout = cute.make_layout((chunk, THREADS, self.chunks), stride=(1, chunk, chunk * THREADS))
-        return cute.make_tensor(cute.recast_ptr(region, dtype=Float16), layout)
+        return cute.make_tensor(cute.recast_ptr(region, dtype=self.element), layout)
 
     def _records(self, region):
-        both = ROWS_OF_THREAD * RECORD
-        return cute.make_tensor(region + ROWS * self.columns // 2, cute.make_layout((both, THREADS // QUAD)))
+        both = ROWS_OF_THREAD * self.record
+        records = region + (self.region_words - ROWS * self.record)
+        return cute.make_tensor(records, cute.make_layout((both, THREADS // QUAD)))
 
     @cute.jit
     def leave(self, region, acc, maximum, total, rank: Int32, lane: Int32):
-        """Write the rows of the ``rank``-th split's warp group, of its own share nothing if it `keeps` that. Returns
-        what it keeps, O (4, share).
+        """Write the rows of the ``rank``-th split's warp group; if compact, but for its own share, which is returned:
+        O (4, share).
 
         `acc` is a wgmma accumulator of one thread, `maximum` and `total` are those of its two rows, the sums over the
         whole row. The region must be free.
         """
         values = cute.make_tensor(acc.iterator, cute.make_layout((VECTOR, self.vectors)))
         kept = cute.make_rmem_tensor((VECTOR, self.share), Float32)
-        records = cute.make_rmem_tensor((RECORD, ROWS_OF_THREAD), Float32)
-        rounded = self._rounded(values, records)
-        outputs = self._outputs(region)
+        records = cute.make_rmem_tensor((self.record, ROWS_OF_THREAD), Float32)
+        left, outputs = values, self._outputs(region)
+        if const_expr(self.compact):
+            left = self._rounded(values, records)
         for part in cutlass.range_constexpr(self.parts):
             first = part * self.share
-            if self.keeps and rank == part:
+            if self.compact and rank == part:
                 for v in cutlass.range_constexpr(self.share):
                     for j in cutlass.range_constexpr(VECTOR):
                         kept[j, v] = values[j, min(first + v, self.vectors - 1)]
             else:
                 for v in cutlass.range_constexpr(first, min(first + self.share, self.vectors), self.together):
                     chunk = v // self.together
-                    cute.autovec_copy(rounded[None, chunk], outputs[None, lane, chunk])
+                    cute.autovec_copy(left[None, chunk], outputs[None, lane, chunk])
         if lane % QUAD == 0:
             for r in cutlass.range_constexpr(ROWS_OF_THREAD):
-                records[0, r], records[1, r], records[3, r] = maximum[r], total[r], Float32(0.0)
+                records[0, r], records[1, r] = maximum[r], total[r]
             cute.autovec_copy(cute.coalesce(records), self._records(region)[None, lane // QUAD])
         return kept
 
@@ -152,6 +160,7 @@ class ClusterMerge:
             row = cute.make_tensor(values.iterator + 2 * r, layout)
             peak = cute.arch.warp_reduction_max(largest(row), threads_in_group=QUAD)
             factor, records[2, r] = scale_of(peak)
+            records[3, r] = Float32(0.0)
             cute.make_tensor(rounded.iterator + 2 * r, layout).store((row.load() * factor).to(Float16))
         return rounded
 
@@ -180,9 +189,9 @@ class ClusterMerge:
         there = [self._part(scratch, row_block, rank, i, first_rank) for i in range(self.parts)]
         first_vector = self.first_vector(rank, group)
         share = self.share // self.together
-        loads = cute.make_rmem_tensor((VECTOR * self.together, self.parts, share), Float16)
+        loads = cute.make_rmem_tensor((VECTOR * self.together, self.parts, share), self.element)
         merged = cute.make_rmem_tensor((VECTOR, self.share), Float32)
-        batch = max(1, LOADS_AHEAD // (self.parts - self.keeps))
+        batch = max(1, LOADS_AHEAD // (self.parts - self.compact))
         self._load(there, first_vector, lane, loads, 0, batch)
         own = self._records_of_quad(scratch, row_block, rank, lane, first_rank)
         weights, maximum, total = self._weights(own, scale_log2)
@@ -191,7 +200,7 @@ class ClusterMerge:
             for n in cutlass.range_constexpr(begin * self.together, min(begin + batch, share) * self.together):
                 for j in cutlass.range_constexpr(VECTOR):
                     chunk, at = n // self.together, n % self.together * VECTOR + j
-                    value = (kept[j, n] if self.keeps else Float32(loads[at, 0, chunk])) * weights[j // 2, 0]
+                    value = (kept[j, n] if self.compact else Float32(loads[at, 0, chunk])) * weights[j // 2, 0]
                     for i in cutlass.range_constexpr(1, self.parts):
                         value += Float32(loads[at, i, chunk]) * weights[j // 2, i]
                     merged[j, n] = value
@@ -208,14 +217,14 @@ class ClusterMerge:
             chunk = first_vector // self.together + n
             if self.share * self.parts > self.vectors:
                 chunk = cutlass.min(chunk, self.chunks - 1)
-            for i in range(int(self.keeps), self.parts):
+            for i in range(int(self.compact), self.parts):
                 cute.autovec_copy(self._outputs(there[i])[None, lane, chunk], loads[None, i, n])
 
     @cute.jit
     def _records_of_quad(self, scratch, row_block, rank, lane: Int32, first_rank):
         """The records that a thread weighs for its quad, those of its two rows, of every fourth part: (record, row,
         parts / 4). For parts past the last one, those of a row without keys."""
-        shape = (RECORD, ROWS_OF_THREAD, -(-self.parts // QUAD))
+        shape = (self.record, ROWS_OF_THREAD, -(-self.parts // QUAD))
         found = cute.make_rmem_tensor(shape, Float32)
         for turn in cutlass.range_constexpr(shape[2]):
             i = turn * QUAD + lane % QUAD
@@ -241,10 +250,10 @@ class ClusterMerge:
             for turn in cutlass.range_constexpr(turns):
                 weight = exponential(own[0, r, turn], base, scale_log2)
                 whole = whole + weight * own[1, r, turn]
-                scaled = weight * own[2, r, turn]
+                scaled = weight * own[2, r, turn] if self.compact else weight
                 for i in cutlass.range_constexpr(turn * QUAD, min(self.parts, (turn + 1) * QUAD)):
                     first_of_quad = cute.arch.lane_idx() // QUAD * QUAD
-                    is_kept = self.keeps and i == 0
+                    is_kept = self.compact and i == 0
                     weights[r, i] = cute.arch.shuffle_sync(weight if is_kept else scaled, first_of_quad + i % QUAD)
             maximum[r] = highest
             total[r] = cute.arch.warp_reduction_sum(whole, threads_in_group=QUAD)
@@ -253,7 +262,7 @@ class ClusterMerge:
 
 def largest(values):
     """The largest magnitude of at least four values of a thread: four at a time, so that none waits for the one before.
-    `abs` takes the magnitudes at no cost, but leaves some sign."""
+    `fmax` with `abs` compares magnitudes at no cost, but its result has the product of the signs."""
     peaks = [values[i] for i in range(4)]
     for i in range(4, cute.size(values)):
         peaks[i % 4] = cute.arch.fmax(peaks[i % 4], values[i], abs=True)
@@ -262,14 +271,17 @@ def largest(values):
     return cute.arch.fmax(peak, -peak)
 
 
+@cute.jit
 def scale_of(peak: Float32):
     """The power of two that brings a row's ``peak`` to 2^14 or more, but below 2^15, and its inverse. Peaks so small
-    that it has no inverse stay smaller; infinity has one too, and stays."""
+    that it has no inverse stay smaller. A row with an infinity stays as it is: what says of its other columns how
+    large they are is lost, and as small as its peak would be they are 0."""
     bits = cute.make_rmem_tensor(1, Float32)
     bits[0] = peak
     exponent = cute.recast_tensor(bits, Int32)[0] >> EXPONENT_SHIFT
+    wanted = cutlass.min(2 * EXPONENT_BIAS + PEAK_EXPONENT - exponent, 2 * EXPONENT_BIAS - 1)
     both = cute.make_rmem_tensor(2, Int32)
-    both[0] = cutlass.min(2 * EXPONENT_BIAS + PEAK_EXPONENT - exponent, 2 * EXPONENT_BIAS - 1)
+    both[0] = wanted if exponent <= 2 * EXPONENT_BIAS else Int32(EXPONENT_BIAS)
     both[1] = 2 * EXPONENT_BIAS - both[0]
     for i in range(2):
         both[i] = both[i] << EXPONENT_SHIFT
