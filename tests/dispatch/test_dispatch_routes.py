@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import random
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -268,6 +270,13 @@ def test_a_subclass_s_own_call_is_its_own_and_an_unmade_kernel_is_no_crash(momen
                 kind.__new__(kind)(X, **keywords)
 
 
+def test_inspect_says_how_a_kernel_is_called(moments):
+    """As fault finders and frameworks ask it."""
+    for kernel in moments:
+        parameters = inspect.signature(kernel).parameters.values()
+        assert [parameter.kind.description for parameter in parameters] == ["variadic positional", "variadic keyword"]
+
+
 @pytest.mark.parametrize("foreign", [lambda t: t.numpy(), tvm_ffi.from_dlpack], ids=["numpy", "tvm_ffi"])
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_tensors_of_other_libraries_are_refused_cold_and_warm(moments, warm, foreign):
@@ -295,3 +304,99 @@ def test_a_kernel_that_is_copied_or_pickled_says_what_to_do_instead(moments, tak
     for kernel in moments:
         with pytest.raises(UserError, match=r"not copied or pickled.*tunekit.load for host_moments"):
             take(kernel)
+
+
+class Interrupted:
+    """Ctrl-C, once, while Python hashes what this is."""
+
+    armed = False
+
+    def __hash__(self):
+        if self.armed:
+            type(self).armed = False
+            raise KeyboardInterrupt
+        return super().__hash__()
+
+
+class InterruptedWord(Interrupted, str):
+    pass
+
+
+class InterruptedSize(Interrupted, int):
+    pass
+
+
+@pytest.mark.parametrize(
+    "keywords", [{InterruptedWord("scale"): 2.0}, {"rows": InterruptedSize(4)}], ids=["a name", "an axis"]
+)
+def test_ctrl_c_while_a_route_is_looked_for_is_not_forgotten(moments, monkeypatch, keywords):
+    (given,) = (one for pair in keywords.items() for one in pair if isinstance(one, Interrupted))
+    for kernel in moments:
+        kernel(X, scale=2.0)
+        kernel(X, rows=4)
+        with pytest.raises(KeyboardInterrupt):
+            monkeypatch.setattr(type(given), "armed", True)
+            kernel(X, **keywords)
+
+
+def test_a_name_whose_hash_takes_the_routes_away_is_no_crash(moments):
+    """Of a dict that nothing holds any more Python would read on."""
+    kernel, _ = moments
+    kernel(X, scale=2.0)
+    others, nothing = [], {}
+
+    class Thief(str):
+        def __hash__(self):
+            kernel._routes.by_names = kernel.by_names = nothing
+            others[:] = [b"\xff" * size for size in range(30_000, 50_000, 100)]  # where its keys were
+            return super().__hash__()
+
+    names = {Thief("scale"): 2.0}
+    for _ in range(4):
+        kernel._routes.by_names = kernel.by_names = {(n,): [None] for n in range(1000)}
+        torch.testing.assert_close(kernel(X, **names), 2.0 * X)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+def test_an_input_that_the_output_is_like_may_be_none(tuned, native):
+    """It exists for some sizes alone, and the way of writing is one."""
+    tuned.reference = str(tuned.specs / "host_biased.py")
+    for cols in (16, 32):
+        tuned.tune({"rows": 4, "cols": cols}, block=8)
+    kernel = tunekit.load(tuned.reference, native=native, **tuned.places)
+    bias = torch.randn(4)
+    for _ in range(3):
+        torch.testing.assert_close(kernel(X, bias=bias), X.sum(1) + bias)
+        torch.testing.assert_close(kernel(X[:, :16].contiguous(), bias=None), X[:, :16].sum(1))
+        for wrong in ([1.0], "bias", 3.0):
+            with pytest.raises(UserError, match="'bias' is"):
+                kernel(X, bias=wrong)
+    assert kernel.stats()["calls"] == 4
+
+
+def test_calls_of_too_many_arguments_are_not_kept(moments):
+    for kernel in moments:
+        for count in range(5, 50):
+            with pytest.raises(UserError, match=f"takes 3 arguments .*, not {count}"):
+                kernel(*range(count))
+        assert all(way[0] < 5 for way in kernel._form._writings)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+def test_what_explains_an_error_knows_where_it_was_raised(moments, monkeypatch, native):
+    """As in Python: what was raised first is its cause, with its traceback."""
+
+    def failing(*values):
+        raise RuntimeError("first")
+
+    def explain(place, values, error):
+        raise UserError("second") from error
+
+    kernel = moments[not native]
+    monkeypatch.setattr(kernel, "_explain", explain)
+    table = SimpleNamespace(function=failing, finish=None, native=(failing, None, torch.empty_like, torch.Tensor))
+    kernel._routes.lay(1, table)
+    with pytest.raises(UserError, match="second") as caught:
+        kernel(X)
+    cause = caught.value.__cause__
+    assert str(cause) == "first" and cause.__traceback__ is not None

@@ -41,18 +41,25 @@ static PyObject* listed(PyObject* list, Py_ssize_t at) {
   return NULL;
 }
 
-/* What a dict holds for a key, as a new reference; NULL, and no error, where that is nothing, or the key is none: then
- * Python is asked again, and says so. */
+/* Of an error Python is asked again, and says so. Ctrl-C stays: it comes once. */
+static void forget_error(void) {
+  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+}
+
+/* What a dict holds for a key, as a new reference; NULL where that is nothing, or the key is none; with an error only
+ * for Ctrl-C. A key's own Python may run, which may take the dict away. */
 static PyObject* looked_up(PyObject* dict, PyObject* key) {
   if (!dict || !PyDict_CheckExact(dict)) return NULL;
   PyObject* found;
+  Py_INCREF(dict);
 #if PY_VERSION_HEX >= 0x030D0000
-  if (PyDict_GetItemRef(dict, key, &found) < 0) PyErr_Clear();
+  PyDict_GetItemRef(dict, key, &found);
 #else
   found = PyDict_GetItemWithError(dict, key);
   Py_XINCREF(found);
-  if (!found) PyErr_Clear();
 #endif
+  if (!found) forget_error();
+  Py_DECREF(dict);
   return found;
 }
 
@@ -80,7 +87,7 @@ static PyObject* branch_of(PyObject* fork, PyObject* const* values) {
   return route;
 }
 
-/* The route of a call and, in `arguments`, what its table takes; NULL, and no error, where there is none. */
+/* The route of a call and, in `arguments`, what its table takes; NULL where there is none; with an error for Ctrl-C. */
 static PyObject* route_of(Caller* self, PyObject* const* values, Py_ssize_t count, PyObject* names,
                           PyObject** arguments) {
   Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
@@ -97,7 +104,7 @@ static PyObject* route_of(Caller* self, PyObject* const* values, Py_ssize_t coun
     *arguments = picked(values, NULL, count + named);
   }
   if (!*arguments) {
-    PyErr_Clear();
+    forget_error();
     Py_CLEAR(route);
   }
   return route;
@@ -109,6 +116,7 @@ static void explain(PyObject* self, PyObject* place, PyObject* arguments) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback) PyException_SetTraceback(value, traceback);
   PyObject* done = PyObject_CallMethod(self, "_explain", "OOO", place, arguments, value);
   if (done) {
     Py_DECREF(done);
@@ -178,6 +186,7 @@ static PyObject* carry_out(PyObject* arguments, PyObject* route, int* missed) {
 static PyObject* call(PyObject* self, PyObject* const* values, size_t flags, PyObject* names) {
   PyObject *arguments = NULL, *result = NULL;
   PyObject* route = route_of((Caller*)self, values, PyVectorcall_NARGS(flags), names, &arguments);
+  if (!route && PyErr_Occurred()) return NULL;
   int missed = !route || !is_plain(arguments, route);
   if (!missed) {
     result = carry_out(arguments, route, &missed);

@@ -152,9 +152,10 @@ class CallForm:
         axes, others = self.split(way)
         order = self._order(tuple(range(count)), way, names) if count <= self._leading else None
         writing = _Writing(names, select(axes), select(others), order)
-        if len(self._writings) >= MAX_KEPT:
-            self._writings.clear()
-        self._writings[way] = writing
+        if count <= len(self.names):  # else it is a mistake, as long as it may be
+            if len(self._writings) >= MAX_KEPT:
+                self._writings.clear()
+            self._writings[way] = writing
         return writing
 
     def _order(self, positions: tuple[int, ...], way: Way, axes: tuple[str, ...]) -> Order:

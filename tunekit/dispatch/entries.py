@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Callable
@@ -142,9 +141,10 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
     pick = select([slot for slot, _ in kind.call.arguments])
     device = kind.device
     new = [
-        (position, _maker(kind.call.arguments[position][1].name, shape, getattr(torch, dtype), device))
+        (position, maker(kind.call.arguments[position][1].name, shape, getattr(torch, dtype), device))
         for position, shape, dtype in fill.new
     ]
+    scratch = maker("workspace", (fill.workspace,), torch.float32, device) if fill.workspace else None
     returned = _picker(list(fill.outputs))
 
     def given(slots: Slots) -> Any:
@@ -160,30 +160,38 @@ def _runner(function: Function, kind: Kind, fill: _Fill) -> Callable[[Slots], An
             arguments[position] = value
         for position in fill.floats:
             arguments[position] = float(arguments[position])
-        if fill.workspace:
-            arguments.append(torch.empty(fill.workspace, dtype=torch.float32, device=device))
+        if scratch is not None:
+            arguments.append(scratch())
         function(*arguments)
         return returned(arguments)
 
-    return filled if new or fill.constants or fill.floats or fill.workspace else given
+    return filled if new or fill.constants or fill.floats or scratch else given
 
 
-def _maker(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], Any]:
-    """What allocates an output, dense and row-major: `empty_like` of a single element that is expanded to the shape.
+def maker(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Callable[[], Any]:
+    """What allocates a tensor, dense and row-major: `empty_like` of a single element that is expanded to the shape.
     (`empty` takes twice as long, of which most goes into reading the shape, dtype and device that it is given.)
 
-    Raises:
+    Raises, as what it returns does when called:
         UserError: torch makes no tensors now that have memory, but fake ones.
     """
     import torch
 
-    element = torch.empty((), dtype=dtype, device=device)
-    refused = refusal(name, element)
-    if refused is not None:
-        raise UserError(refused)
-    if math.prod(shape) < 2:  # of a single element or none torch would take the strides too
-        return functools.partial(torch.empty, shape, dtype=dtype, device=device)
-    return functools.partial(torch.empty_like, element.expand(shape))
+    def checked(made: Any) -> Any:
+        refused = refusal(name, made)
+        if refused is not None:
+            raise UserError(refused)
+        return made
+
+    def make() -> Any:
+        made = torch.empty_like(pattern)
+        return made if type(made) is torch.Tensor and made.data_ptr() else checked(made)
+
+    # Of a single element or none torch would take the strides of `expand` too.
+    few = math.prod(shape) < 2
+    pattern = checked(torch.empty(shape if few else (), dtype=dtype, device=device))
+    pattern = pattern if few else pattern.expand(shape)
+    return make
 
 
 def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...], hot: HotPath) -> Recipe | None:

@@ -127,25 +127,29 @@ static Entry* find(Table* table, const uint64_t* words, int length, uint64_t has
   }
 }
 
-/* A new tensor on the device of `like`, by the allocator of the framework that the call came from. */
-static int allocate(const Entry* entry, const Step* step, const DLTensor* like, TVMFFIAny* into) {
+/* A new tensor on the device of `like`, by the allocator of the framework that the call came from; NULL where that has
+ * no memory, or makes none now but tensors that only stand for others. */
+static TVMFFIObjectHandle allocated(const Entry* entry, const Step* step, const DLTensor* like) {
   DLTensor wanted = {NULL, like->device, step->of.tensor.ndim, step->of.tensor.dtype, entry->dims + step->place, NULL, 0};
-  TVMFFIObjectHandle made = NULL;
-  int status = TVMFFIEnvTensorAlloc(&wanted, &made);
-  if (status) return status;
-  into->type_index = kTVMFFITensor;
-  into->zero_padding = 0;
-  into->v_obj = made;
-  return 0;
+  TVMFFIObjectHandle made = NULL, error = NULL;
+  if (TVMFFIEnvTensorAlloc(&wanted, &made)) {
+    TVMFFIErrorMoveFromRaised(&error);
+    if (error) TVMFFIObjectDecRef(error);
+    return NULL;
+  }
+  TVMFFIAny tensor = {.type_index = kTVMFFITensor, .v_obj = made};
+  if (tensor_of(&tensor)->data) return made;
+  TVMFFIObjectDecRef(made);
+  return NULL;
 }
 
+/* Runs an entry's kernel; a MISS where its workspace can't be had: Python is asked for it again, and says why. */
 static int carry_out(const Entry* entry, const TVMFFIAny* given, int32_t count, TVMFFIAny* result) {
   TVMFFIAny arguments[MOST_ARGUMENTS];
   TVMFFIObjectHandle workspace = NULL;
   const DLTensor* like = NULL;
-  int status = 0;
   for (int32_t at = 0; at < count && !like; ++at) like = tensor_of(&given[at]);
-  for (int32_t at = 0; at < entry->steps && !status; ++at) {
+  for (int32_t at = 0; at < entry->steps; ++at) {
     const Step* step = &entry->recipe[at];
     TVMFFIAny* argument = &arguments[at];
     argument->zero_padding = 0;
@@ -166,15 +170,18 @@ static int carry_out(const Entry* entry, const TVMFFIAny* given, int32_t count, 
         argument->v_float64 = step->of.floating;
         break;
       default:
-        status = allocate(entry, step, like, argument);
-        if (!status) workspace = argument->v_obj;
+        workspace = allocated(entry, step, like);
+        if (!workspace) {
+          answer(result, MISS);
+          return 0;
+        }
+        argument->type_index = kTVMFFITensor;
+        argument->v_obj = workspace;
     }
   }
-  if (!status) {
-    TVMFFIAny nothing = {.type_index = kTVMFFINone};
-    status = TVMFFIFunctionCall(entry->kernel, arguments, entry->steps, &nothing);
-    if (!status && nothing.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(nothing.v_obj);
-  }
+  TVMFFIAny nothing = {.type_index = kTVMFFINone};
+  int status = TVMFFIFunctionCall(entry->kernel, arguments, entry->steps, &nothing);
+  if (!status && nothing.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(nothing.v_obj);
   if (workspace) TVMFFIObjectDecRef(workspace);
   if (!status) answer(result, entry->answer);
   return status;

@@ -7,6 +7,7 @@ artifacts, compiles) happens once per key.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import weakref
 from collections import Counter
@@ -20,7 +21,7 @@ from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.counters import Counters
 from tunekit.dispatch.devices import Devices, TorchDevices
-from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry
+from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry, maker
 from tunekit.dispatch.faults import as_device_fault, classify
 from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.graphs import beside_captures, capturing
@@ -122,7 +123,9 @@ def make_kernel(spec: KernelSpec, resolver: Resolver, native_from: ArtifactStore
 @functools.cache
 def native_kernel(caller: type) -> type[Kernel]:
     """The class of kernels whose call is caller.c's."""
-    return type("Kernel", (caller, Kernel), {"__doc__": Kernel.__doc__, "__module__": Kernel.__module__})
+    says = inspect.signature(lambda *args, **keywords: None)  # which inspect can't read off a call in C
+    names = {"__doc__": Kernel.__doc__, "__module__": Kernel.__module__, "__signature__": says}
+    return type("Kernel", (caller, Kernel), names)
 
 
 class Kernel:
@@ -187,8 +190,8 @@ class Kernel:
 
         Raises:
             NoKernelError: nothing can serve the problem.
-            UserError: the problem lacks an axis, or has a value that is not allowed; no such device; nothing was
-                called or bound for it before, and a CUDA graph is being captured.
+            UserError: the problem lacks an axis, or has a value that is not allowed; no such device; nothing was called
+                or bound for it before, and a CUDA graph is being captured; torch makes no memory now but fake tensors.
         """
         complete = self.spec.problem(problem)
         if device is not None and not isinstance(device, int):
@@ -200,7 +203,7 @@ class Kernel:
             return function
         import torch
 
-        scratch = torch.empty(elements, dtype=torch.float32, device="cpu" if index < 0 else f"cuda:{index}")
+        scratch = maker("workspace", (elements,), torch.float32, "cpu" if index < 0 else f"cuda:{index}")()
         return lambda *arguments: function(*arguments, scratch)
 
     def choice(self, /, *args: Any, **keywords: Any) -> Choice:

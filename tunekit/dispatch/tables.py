@@ -180,8 +180,9 @@ class NativeTable:
             return function(*values)
         import torch
 
-        tensor = values[like]
-        output = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        tensor = output = values[like]
+        if isinstance(tensor, torch.Tensor):  # else this call has no such input: it is of a key of its own
+            output = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         answer = function(*values, output)
         return output if answer == len(values) else answer
 
