@@ -98,6 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory)
         fill(cache / "tunekit.db", arguments.trials, arguments.winners)
+        (cache / "artifacts").mkdir(mode=0o700)  # where what the first round reads of the sources is remembered
         environ = {**os.environ, "TUNEKIT_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
         for number in range(arguments.runs + 1):
             for name, command in commands.items():

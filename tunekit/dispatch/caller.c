@@ -138,7 +138,7 @@ static PyObject* in_python(PyObject* self, PyObject* const* values, size_t flags
 
 /* Whether all arguments are what calls are made of. Of any others Python sees to it that none is a tensor of another
  * library, which the table's function would take; and torch.empty_like makes plain tensors of plain ones alone. */
-static int is_plain(PyObject* arguments, PyObject* route) {
+static int are_served_natively(PyObject* arguments, PyObject* route) {
   PyObject* like = PyTuple_GET_ITEM(route, LIKE);
   PyTypeObject* tensor = (PyTypeObject*)PyTuple_GET_ITEM(route, TENSOR);
   for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(arguments); ++at) {
@@ -187,7 +187,7 @@ static PyObject* call(PyObject* self, PyObject* const* values, size_t flags, PyO
   PyObject *arguments = NULL, *result = NULL;
   PyObject* route = route_of((Caller*)self, values, PyVectorcall_NARGS(flags), names, &arguments);
   if (!route && PyErr_Occurred()) return NULL;
-  int missed = !route || !is_plain(arguments, route);
+  int missed = !route || !are_served_natively(arguments, route);
   if (!missed) {
     result = carry_out(arguments, route, &missed);
     if (!result && !missed) explain(self, PyTuple_GET_ITEM(route, PLACE), arguments);
