@@ -14,6 +14,7 @@ import pytest
 from tunekit import identity
 from tunekit.arch import ARCHES
 from tunekit.dispatch import library as dispatch_library
+from tunekit.measure.sequential import LOOKS
 from tunekit.progress import SweepEvent, SweepReport
 from tunekit.settings import Settings
 from tunekit.space import expand
@@ -49,7 +50,7 @@ def function(pause_us):
     return scale_by_fake
 """
 Install = Callable[..., None]
-ROUNDS = 10  # the fewest after which a final may be decided
+ROUNDS = LOOKS[0]  # the fewest after which a final may be decided
 
 
 @pytest.fixture

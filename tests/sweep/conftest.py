@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tunekit.arch import ARCHES
+from tunekit.measure.sequential import LOOKS
 from tunekit.progress import SweepEvent, SweepReport
 from tunekit.settings import Settings
 from tunekit.space import expand
@@ -19,7 +20,7 @@ from tunekit.sweep import SweepOptions, sweep
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 # The fewest after which a final may be decided: equal variants would race for 160, a second for each of them.
-ROUNDS = 10
+ROUNDS = LOOKS[0]
 
 
 @dataclass

@@ -29,6 +29,13 @@ MAX_KEPT = 4096
 """Ways of writing kept, and orders under flags; past it all are dropped and found again, for memory stays bounded."""
 
 
+def way_and_axes(place: Place) -> tuple[Way, tuple[Any, ...]]:
+    """The way of writing that a place is of, and the values of the axes that it gives."""
+    if isinstance(place, int):
+        return (place,), ()
+    return (place, ()) if isinstance(place[0], int) else (place[0], place[1])
+
+
 @dataclass(frozen=True)
 class Present:
     """The slots that a call may have filled: all others are None."""
@@ -103,14 +110,7 @@ class CallForm:
         Raises:
             UserError: an unknown or repeated argument, too many of them, or an axis that is no plain value.
         """
-        way: Way
-        axes: tuple[Any, ...] = ()
-        if isinstance(place, int):
-            way = (place,)
-        elif isinstance(place[0], int):
-            way = place
-        else:
-            way, axes = place[:2]
+        way, axes = way_and_axes(place)
         writing = self._writings.get(way) or self._writing(way)
         named = zip(writing.names, axes, strict=True)
         given: Given = tuple((name, type(value), value) for name, value in named if value is not None)

@@ -12,7 +12,6 @@ from typing import Any
 
 from tunekit.dispatch.calls import Order, Slots, select
 from tunekit.dispatch.checks import Call
-from tunekit.dispatch.hot_path import HotPath
 from tunekit.dispatch.kinds import refusal
 from tunekit.dispatch.library import Function
 from tunekit.errors import UserError
@@ -51,7 +50,7 @@ def kind_of(call: Call, order: Order, slots: Slots) -> Kind:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What hot_path.c needs: `packed` has `steps` steps, then the dims of what is allocated.
+    """What hot_path.c needs: `packed` has a step for each argument of the kernel.
 
     `answer` is what it answers: the place of the one output among the call's values; `LATER`, if there is more to
     return than that. An output that is left out comes behind the call's values, and `likes` says which of these it
@@ -59,7 +58,6 @@ class Recipe:
     """
 
     packed: bytes
-    steps: int
     answer: int
     likes: tuple[int, ...]
 
@@ -84,8 +82,8 @@ class Entry:
         return self.recipe.likes[0] if self.recipe is not None and self.recipe.likes else None
 
 
-def make_entry(kind: Kind, served: tuple[Choice, Function], workspace: int, hot: HotPath | None) -> Entry:
-    """The entry for calls of a kind; `workspace` in float32 elements.
+def make_entry(kind: Kind, served: tuple[Choice, Function], workspace: int, native: bool) -> Entry:
+    """The entry for calls of a kind; `workspace` in float32 elements; `native`: where the native hot path is to be had.
 
     Raises:
         UserError: torch makes no tensors now that an output could lie in.
@@ -93,8 +91,8 @@ def make_entry(kind: Kind, served: tuple[Choice, Function], workspace: int, hot:
     choice, function = served
     fill = _fill(kind, workspace)
     recipe = None
-    if hot is not None and kind.order.places is not None and type(function).__module__.partition(".")[0] == "tvm_ffi":
-        recipe = _recipe(kind, fill, kind.order.places, hot)
+    if native and kind.order.places is not None and type(function).__module__.partition(".")[0] == "tvm_ffi":
+        recipe = _recipe(kind, fill, kind.order.places)
     returned = [kind.call.arguments[position][0] for position in fill.outputs]
     return Entry(kind, choice, function, _runner(function, kind, fill), recipe, _picker(returned))
 
@@ -194,7 +192,7 @@ def maker(name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> Callabl
     return make
 
 
-def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...], hot: HotPath) -> Recipe | None:
+def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...]) -> Recipe | None:
     """The same natively; None where it takes too many steps, or an output that is left out is not the only one, or is
     like no tensor given: torch makes it from Python then, since no other allocation knows `record_stream`."""
     likes = _likes(kind, fill, places)
@@ -211,16 +209,14 @@ def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...], hot: HotPath) -> R
         else:
             step = GIVEN_AS_FLOAT if position in fill.floats else GIVEN
             steps.append(struct.pack(WORDS[INTEGER], step, kind.order.count if position in new else places[slot], 0))
-    dims = b""
     if fill.workspace:
-        steps.append(struct.pack("iiIi", WORKSPACE, 0, hot.dtype("float32"), 1))
-        dims = struct.pack("q", fill.workspace)
+        steps.append(struct.pack(WORDS[INTEGER], WORKSPACE, 0, fill.workspace))
     answer = LATER
     if likes:
         answer = kind.order.count
     elif len(fill.outputs) == 1:
         answer = places[kind.call.arguments[fill.outputs[0]][0]]
-    return Recipe(b"".join(steps) + dims, len(steps), answer, likes)
+    return Recipe(b"".join(steps), answer, likes)
 
 
 def _likes(kind: Kind, fill: _Fill, places: tuple[int, ...]) -> tuple[int, ...]:

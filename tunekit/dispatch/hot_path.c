@@ -23,17 +23,13 @@
 /* What an argument of the kernel is made of. */
 enum { GIVEN = 0, GIVEN_AS_FLOAT = 1, INTEGER = 2, FLOATING = 3, WORKSPACE = 4 };
 
-/* As `entries.py` packs it: one per argument, then the dims of those that are allocated. */
+/* As `entries.py` packs it: one per argument. */
 typedef struct {
   int32_t kind;
-  int32_t place; /* GIVEN: of the call's arguments; WORKSPACE: where its dims begin */
+  int32_t place; /* GIVEN: of the call's arguments */
   union {
-    int64_t integer;
+    int64_t integer; /* WORKSPACE: its float32 elements */
     double floating;
-    struct {
-      DLDataType dtype;
-      int32_t ndim;
-    } tensor;
   } of;
 } Step;
 
@@ -46,7 +42,6 @@ typedef struct {
   int64_t answer; /* returned in place of the output */
   TVMFFIObjectHandle kernel; /* NULL: the caller carries the call out */
   Step* recipe;
-  int64_t* dims;
   _Atomic int64_t calls;
 } Entry;
 
@@ -127,10 +122,10 @@ static Entry* find(Table* table, const uint64_t* words, int length, uint64_t has
   }
 }
 
-/* A new tensor on the device of `like`, by the allocator of the framework that the call came from; NULL where that has
- * no memory, or makes none now but tensors that only stand for others. */
-static TVMFFIObjectHandle allocated(const Entry* entry, const Step* step, const DLTensor* like) {
-  DLTensor wanted = {NULL, like->device, step->of.tensor.ndim, step->of.tensor.dtype, entry->dims + step->place, NULL, 0};
+/* So many float32 elements on the device of `like`, by the allocator of the framework that the call came from; NULL
+ * where that has no memory, or makes none now but tensors that only stand for others. */
+static TVMFFIObjectHandle allocated(int64_t elements, const DLTensor* like) {
+  DLTensor wanted = {NULL, like->device, 1, {kDLFloat, 32, 1}, &elements, NULL, 0};
   TVMFFIObjectHandle made = NULL, error = NULL;
   if (TVMFFIEnvTensorAlloc(&wanted, &made)) {
     TVMFFIErrorMoveFromRaised(&error);
@@ -170,7 +165,7 @@ static int carry_out(const Entry* entry, const TVMFFIAny* given, int32_t count, 
         argument->v_float64 = step->of.floating;
         break;
       default:
-        workspace = allocated(entry, step, like);
+        workspace = allocated(step->of.integer, like);
         if (!workspace) {
           answer(result, MISS);
           return 0;
@@ -208,7 +203,6 @@ static void release(void* self) {
     if (entry->kernel) TVMFFIObjectDecRef(entry->kernel);
     free(entry->key);
     free(entry->recipe);
-    free(entry->dims);
     free(entry);
   }
   free(table->entries);
@@ -231,17 +225,6 @@ static int bytes_of(const TVMFFIAny* argument, const char** data, size_t* size) 
   } else {
     return fail("TypeError", "bytes wanted");
   }
-  return 0;
-}
-
-/* dtype(name) -> its DLDataType, as the integer that a recipe holds. */
-EXPORT int __tvm_ffi_dtype(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
-  TVMFFIByteArray name;
-  DLDataType dtype;
-  if (count != 1 || bytes_of(&arguments[0], &name.data, &name.size)) return fail("TypeError", "dtype(name)");
-  int status = TVMFFIDataTypeFromString(&name, &dtype);
-  if (status) return status;
-  answer(result, (int64_t)dtype.code | (int64_t)dtype.bits << 8 | (int64_t)dtype.lanes << 16);
   return 0;
 }
 
@@ -287,18 +270,17 @@ EXPORT int __tvm_ffi_key(void* self, const TVMFFIAny* arguments, int32_t count, 
   return TVMFFIBytesFromByteArray(&bytes, result);
 }
 
-/* put(handle, key, kernel or None, recipe, steps, answer) -> the entry that serves calls of `key`: the one that the
+/* put(handle, key, kernel or None, recipe, answer) -> the entry that serves calls of `key`: the one that the
  * table has, else a new one; MISS where it is full. */
 EXPORT int __tvm_ffi_put(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
   const char *key, *recipe;
   size_t key_size, recipe_size;
-  if (count != 6 || arguments[0].type_index != kTVMFFIInt || arguments[4].type_index != kTVMFFIInt ||
-      arguments[5].type_index != kTVMFFIInt)
-    return fail("TypeError", "put(handle, key, kernel, recipe, steps, answer)");
+  if (count != 5 || arguments[0].type_index != kTVMFFIInt || arguments[4].type_index != kTVMFFIInt)
+    return fail("TypeError", "put(handle, key, kernel, recipe, answer)");
   if (bytes_of(&arguments[1], &key, &key_size) || bytes_of(&arguments[3], &recipe, &recipe_size)) return -1;
   Table* table = (Table*)(intptr_t)arguments[0].v_int64;
-  size_t steps = (size_t)arguments[4].v_int64, steps_size = steps * sizeof(Step);
-  if (steps > MOST_ARGUMENTS || steps_size > recipe_size || key_size > MOST_WORDS * sizeof(uint64_t))
+  size_t steps = recipe_size / sizeof(Step);
+  if (steps > MOST_ARGUMENTS || recipe_size % sizeof(Step) || key_size > MOST_WORDS * sizeof(uint64_t))
     return fail("ValueError", "a recipe or a key is too long");
   uint64_t words[MOST_WORDS], slot;
   int32_t length = (int32_t)(key_size / sizeof *words);
@@ -311,26 +293,22 @@ EXPORT int __tvm_ffi_put(void* self, const TVMFFIAny* arguments, int32_t count, 
   }
   Entry* entry = calloc(1, sizeof *entry);
   uint64_t* kept = malloc(key_size + 1);
-  Step* copied = malloc(steps_size + 1);
-  int64_t* dims = malloc(recipe_size - steps_size + 1);
-  if (!entry || !kept || !copied || !dims) {
+  Step* copied = malloc(recipe_size + 1);
+  if (!entry || !kept || !copied) {
     free(entry);
     free(kept);
     free(copied);
-    free(dims);
     return fail("MemoryError", "no memory for a dispatch entry");
   }
   memcpy(kept, words, key_size);
-  memcpy(copied, recipe, steps_size);
-  memcpy(dims, recipe + steps_size, recipe_size - steps_size);
+  memcpy(copied, recipe, recipe_size);
   entry->key = kept;
   entry->words = length;
   entry->hash = hash;
   entry->at = table->count;
   entry->recipe = copied;
   entry->steps = (int32_t)steps;
-  entry->dims = dims;
-  entry->answer = arguments[5].v_int64;
+  entry->answer = arguments[4].v_int64;
   if (arguments[2].type_index == kTVMFFIFunction) {
     entry->kernel = arguments[2].v_obj;
     TVMFFIObjectIncRef(entry->kernel);

@@ -8,7 +8,6 @@ a call takes 1 to 4 us more, by what it leaves out and says by keyword.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -88,8 +87,6 @@ class HotPath:
         self.key: Callable[..., bytes | None] = module["key"]
         self.put: Callable[..., int] = module["put"]
         self.calls: Callable[[int, int], int] = module["calls"]
-        dtype: Callable[[bytes], int] = module["dtype"]
-        self.dtype = functools.cache(lambda name: dtype(name.encode()))
 
 
 def hot_path(store: ArtifactStore) -> HotPath | None:

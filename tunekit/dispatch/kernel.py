@@ -301,7 +301,7 @@ class Kernel:
     def _entry(self, kind: Kind) -> Entry:
         served = self._resolver.pick(kind.call)
         elements = workspace(self.spec, served[0].variant, kind.call.problem)
-        return make_entry(kind, served, elements, self._hot())
+        return make_entry(kind, served, elements, self._hot() is not None)
 
     def _hot(self) -> HotPath | None:
         return None if self._native_from is None else hot_path(self._native_from)

@@ -290,9 +290,10 @@ def _level(
     """What a level has. Whether a winner may serve is asked when the ladder comes down to it: most are never."""
     if not matches:
         yield Miss(level, otherwise)
+    arch = parse_arch(table.arch)
     for match in matches:
         winner = match.known.winner
-        broken = _cannot_serve(table.spec, parse_arch(table.arch), winner.variant, problem)
+        broken = _cannot_serve(table.spec, arch, winner.variant, problem)
         if broken:
             yield Miss(level, f"{winner.variant} may not serve it ({broken})")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Union
 
-from tunekit.dispatch.calls import CallForm, Place, Way
+from tunekit.dispatch.calls import CallForm, Place, way_and_axes
 from tunekit.dispatch.tables import MISS, Table
 
 Route = tuple[Any, ...]
@@ -49,8 +49,7 @@ class Routes:
         if isinstance(place, int):
             self.by_count[place] = route
             return
-        way: Way
-        way, axes = (place, ()) if isinstance(place[0], int) else place[:2]
+        way, axes = way_and_axes(place)
         count, names = way[0], way[1:]
         beside = self.by_names.setdefault(names, [None] * (self._most + 1))
         if not axes:

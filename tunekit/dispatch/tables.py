@@ -153,9 +153,9 @@ class NativeTable:
             answer -= len(self._later)
             self._later.append(entry.run if recipe is None else entry.returned)
         if recipe is None:
-            place = self._hot.put(self._handle, key, None, b"", 0, answer)
+            place = self._hot.put(self._handle, key, None, b"", answer)
         else:
-            place = self._hot.put(self._handle, key, entry.function, recipe.packed, recipe.steps, answer)
+            place = self._hot.put(self._handle, key, entry.function, recipe.packed, answer)
         if place == MISS:
             return False
         self._entries[key] = entry, place
