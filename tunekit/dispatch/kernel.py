@@ -181,6 +181,7 @@ class Kernel:
 
     __call__ = _call  # in a native kernel, caller.c stands before it
 
+    @beside_captures()
     def bind(self, problem: Mapping[str, Value], device: int | None = None) -> Callable[..., Any]:
         """The function that serves one problem, for inner loops and CUDA graphs: nothing is looked up or checked.
 
@@ -206,6 +207,7 @@ class Kernel:
         scratch = maker("workspace", (elements,), torch.float32, "cpu" if index < 0 else f"cuda:{index}")()
         return lambda *arguments: function(*arguments, scratch)
 
+    @beside_captures()
     def choice(self, /, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
         slots, given = self._form.arrange(args, keywords)
@@ -224,6 +226,7 @@ class Kernel:
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
         self.reread()
 
+    @beside_captures()
     def reread(self) -> None:
         """`refresh`, by a thread that captures nothing itself (see graphs): asking CUDA could disturb who does."""
         self._resolver.forget()
@@ -271,6 +274,7 @@ class Kernel:
         with self._lock:
             return self._counters.by_problem(self._tables.values()), self._counters.beyond
 
+    @beside_captures()
     def _learn(self, place: Place, values: tuple[Any, ...]) -> Any:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
         given, order = self._form.meaning(place)
@@ -366,13 +370,13 @@ class Kernel:
         renewed = self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
         with self._lock:
             for place, table in list(self._tables.items()):
-                if any(asked_of(entry) in renewed for _, entry in table.items()):
+                if any(entry.asked in renewed for _, entry in table.items()):
                     self._put(place, self._copy(table, CAPACITY, lambda entry: self._renewed(entry, renewed)))
         return renewed
 
     def _renewed(self, entry: Entry, renewed: set[Asked]) -> Entry:
         """What serves the calls of an entry now, if that was chosen again."""
-        if asked_of(entry) not in renewed:
+        if entry.asked not in renewed:
             return entry
         try:
             return self._entry(entry.kind)
@@ -393,8 +397,3 @@ class Kernel:
         fault = as_device_fault(error, self.spec.name, entry.choice.variant, entry.kind.call.device)
         if fault is not None:
             raise fault from error
-
-
-def asked_of(entry: Entry) -> Asked:
-    """The device and problem that an entry serves."""
-    return entry.kind.call.device, entry.kind.call.problem
