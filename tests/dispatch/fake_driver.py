@@ -8,7 +8,38 @@ from pathlib import Path
 
 from tunekit.backends.host import compiler
 
+DEVICES = 2
 SOURCE = """
+#define _GNU_SOURCE
+#include <unistd.h>
+#include <sys/syscall.h>
+
+static int inits, initialising_thread, init_ms, init_fails, retained[2];
+int cuInit(unsigned flags)
+{
+    usleep(1000 * init_ms);
+    initialising_thread = syscall(SYS_gettid);
+    __sync_fetch_and_add(&inits, 1);
+    return init_fails;
+}
+int cuDeviceGet(int *device, int ordinal)
+{
+    if (ordinal >= 2)
+        return 101;
+    *device = 40 + ordinal;
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    *context = retained;
+    __sync_fetch_and_add(&retained[device - 40], 1);
+    return 0;
+}
+int inits_so_far(void) { return inits; }
+int thread_of_init(void) { return initialising_thread; }
+int retained_so_far(int device) { return retained[device]; }
+void let_init(int ms, int code) { init_ms = ms, init_fails = code; }
+
 static __thread int mode;
 static int refuses;
 int cuThreadExchangeStreamCaptureMode(int *given)
@@ -44,6 +75,24 @@ class Driver:
     @mode.setter
     def mode(self, now: int) -> None:
         self.library.set_mode_here(now)
+
+    @property
+    def inits(self) -> int:
+        return int(self.library.inits_so_far())
+
+    @property
+    def initialising_thread(self) -> int:
+        """The system's number of the thread that initialised it last."""
+        return int(self.library.thread_of_init())
+
+    @property
+    def retained(self) -> list[int]:
+        """How often each device's primary context was retained."""
+        return [int(self.library.retained_so_far(device)) for device in range(DEVICES)]
+
+    def let_init(self, take_s: float = 0.0, code: int = 0) -> None:
+        """From now on its initialisation takes so long, and ends with `code`."""
+        self.library.let_init(round(1000 * take_s), code)
 
     def refuse(self) -> None:
         """From now on it takes no thread's mode."""
