@@ -145,12 +145,12 @@ class Kernel:
         self._tables: dict[Place, Table] = {}
         self._routes = Routes(self._form)
         self.by_count, self.by_names = self._routes.by_count, self._routes.by_names  # what caller.c reads
-        self._counters = Counters()
         self._late: set[Variant] = set()
         """What was compiled in the background and could not be put in place there."""
         self._lock = Guard()
+        self._counters = Counters(self._tables, self._lock)
         resolver.on_arrival = weakref.WeakMethod(self._arrived)
-        live(self)
+        live(self, resolver.counts, self._counters)
 
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
@@ -246,8 +246,7 @@ class Kernel:
 
     def calls(self) -> Counter[Level]:
         """How many calls found an entry, by the level that serves them."""
-        with self._lock:
-            return self._counters.by_level(self._tables.values())
+        return self._counters.by_level()
 
     @property
     def entries(self) -> int:
@@ -263,16 +262,14 @@ class Kernel:
 
     def record(self, on: bool) -> None:
         """Count calls by problem from now on, from nothing; or no more. See ``tunekit.capture``."""
-        with self._lock:
-            if on:
-                self._counters.record(self._tables.values())
-            else:
-                self._counters.stop()
+        if on:
+            self._counters.record()
+        else:
+            self._counters.stop()
 
     def problems(self) -> tuple[Counter[Values], int]:
         """The calls by problem while they are recorded; and how many more there were, of problems beyond count."""
-        with self._lock:
-            return self._counters.by_problem(self._tables.values()), self._counters.beyond
+        return self._counters.by_problem()
 
     @beside_captures()
     def _learn(self, place: Place, values: tuple[Any, ...]) -> Any:
@@ -280,8 +277,7 @@ class Kernel:
         given, order = self._form.meaning(place)
         slots = order.slots(values)
         call = self._outside_capture(check(self.spec, slots, given))
-        with self._lock:
-            self._counters.cold(call.problem)
+        self._counters.cold(call.problem)
         if self._late and not capturing():
             self._install()
         entry = self._entry(kind_of(call, order, slots))
