@@ -178,7 +178,7 @@ def capture(path: str | Path) -> Iterator[None]:
     with _guard:
         if _active:
             raise UserError("a capture is under way in this process already")
-        recorder = Recorder(list(living()))
+        recorder = Recorder(living())
         _active.append(recorder)
     try:
         yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ class Tally:
 _living: weakref.WeakSet[Kernel] = weakref.WeakSet()
 _tallies: list[Tally] = []
 _guard = Guard()
-"""For who changes which tallies there are. A kernel's end, which may come in the middle of anything, changes none."""
+"""For who changes or lists the kernels and tallies. A kernel's end, which may come amid anything, changes no tally."""
 
 
 def live(kernel: Kernel, counts: Counter[str], counters: Counters) -> None:
@@ -65,7 +65,7 @@ def live(kernel: Kernel, counts: Counter[str], counters: Counters) -> None:
         if len(ended) > MOST_ENDED:
             _tallies[:] = [*(each for each in _tallies if each not in ended), *_summed(ended)]
         _tallies.append(tally)
-    _living.add(kernel)
+        _living.add(kernel)
     weakref.finalize(kernel, tally.end).atexit = False
 
 
@@ -79,9 +79,10 @@ def _summed(ended: list[Tally]) -> list[Tally]:
     return [Tally(spec, partial(Counter, counts[spec]), partial(Counter, calls[spec]), ended=True) for spec in counts]
 
 
-def living() -> Iterator[Kernel]:
+def living() -> list[Kernel]:
     """The kernels of this process that are alive."""
-    yield from list(_living)
+    with _guard:
+        return list(_living)
 
 
 def stats() -> dict[str, dict[str, Any]]:
@@ -91,7 +92,7 @@ def stats() -> dict[str, dict[str, Any]]:
     ``entries`` kept; whether all that are alive are dispatched ``native``; ``loaded``, ``compiled``, ``recovered``,
     ``would_compile`` and ``error`` as in ``Kernel.stats``.
     """
-    alive = list(living())  # none of these ends meanwhile
+    alive = living()  # none of these ends meanwhile
     with _guard:
         tallies = sorted(_tallies, key=lambda tally: tally.spec)
     found: dict[str, dict[str, Any]] = {}
