@@ -95,7 +95,7 @@ def test_no_thread_to_be_had_is_no_error(driver, monkeypatch):
     assert driver.inits == 0
 
 
-@pytest.mark.parametrize("device", [-1, "0", None])
+@pytest.mark.parametrize("device", [-1, "0", None, True, 2**32, 2**64])
 def test_a_device_that_is_no_index_is_said(driver, device):
     with pytest.raises(UserError, match=r"device is .*; it must be CUDA's index of a GPU"):
         tunekit.start_cuda(device)

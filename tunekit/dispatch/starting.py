@@ -55,7 +55,7 @@ def start_cuda(device: int = 0) -> None:
     Raises:
         UserError: `device` is no index.
     """
-    if not isinstance(device, int) or device < 0:
+    if type(device) is not int or not 0 <= device < 2**31:
         raise UserError(f"device is {device!r}; it must be CUDA's index of a GPU, 0 for the first")
     _starter.start(device)
 
