@@ -61,8 +61,19 @@ def compile_c(source: Path, so: Path, *options: str, limit_s: float | None = Non
     includes = [f"-I{directory}" for directory in (Path(__file__).parent, *_ffi_includes())]
     command = [compiler(), *OPTIONS, *options, *includes, "-o", str(so), str(source), "-lm"]
     name = Path(command[0]).name
-    with tempfile.TemporaryFile() as said:  # no pipe, which whatever the compiler leaves behind would hold open
-        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=limit_s is not None)
+    try:
+        return _run(command, name, so.parent, limit_s)
+    except OSError as error:
+        return f"{name} can't be run: {error}"
+
+
+def _run(command: list[str], name: str, directory: Path, limit_s: float | None) -> str | None:
+    """Run a compiler whose temporary files go to `directory`, as a killed one leaves them; why it failed, or None."""
+    environ = {**os.environ, "TMPDIR": str(directory)}
+    with tempfile.TemporaryFile(dir=directory) as said:  # no pipe: what a compiler leaves behind would hold it open
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, env=environ, start_new_session=limit_s is not None
+        )
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -74,7 +85,7 @@ def compile_c(source: Path, so: Path, *options: str, limit_s: float | None = Non
                 else:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        said.seek(0)
+        said.seek(-min(said.seek(0, os.SEEK_END), 8000), os.SEEK_END)
         words = said.read().decode(errors="replace").strip() or "(no message)"
     return f"{name} exited with {status}: {words[-2000:]}" if status else None
 
