@@ -86,6 +86,19 @@ def test_what_fails_is_left_to_the_first_real_use(driver, tmp_path, monkeypatch,
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_broken_nvml_is_left_to_the_first_real_use_too(driver, monkeypatch):
+    raised: list[object] = []
+
+    def broken(device: int) -> None:
+        raise RuntimeError("another pynvml")
+
+    monkeypatch.setattr(starting, "environment", broken)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    tunekit.start_cuda()
+    started()
+    assert driver.retained == [1, 0] and raised == []
+
+
 def test_no_thread_to_be_had_is_no_error(driver, monkeypatch):
     def start(self) -> None:
         raise RuntimeError("can't start new thread")
