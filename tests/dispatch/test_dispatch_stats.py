@@ -141,10 +141,22 @@ def test_counters_do_not_fall_while_kernels_come_and_go(tuned):
     assert totals()['tunekit_calls_total{spec="host_scale",level="exact"}'] == 3 * exact > 0
 
 
-def test_the_living_are_listed_while_others_come():
-    class Loaded:
-        spec = SimpleNamespace(name="none")
+class Loaded:
+    """What is counted of a kernel, without one."""
 
+    spec = SimpleNamespace(name="none")
+
+
+def test_a_background_compile_that_outlives_its_kernel_counts():
+    counts, kernel = Counter(loaded=1), Loaded()
+    module.live(kernel, counts, SimpleNamespace(by_level=Counter))
+    del kernel
+    counts["compiled"] += 1
+    found = totals()
+    assert found['tunekit_compiled_total{spec="none"}'] == found['tunekit_loaded_total{spec="none"}'] == 1
+
+
+def test_the_living_are_listed_while_others_come():
     stop, kept = threading.Event(), deque(maxlen=1000)
 
     def come() -> None:

@@ -40,14 +40,13 @@ class Tally:
     """The counts of one kernel, or of several that are gone: `counts` by a resolver's names, `calls` by level."""
 
     spec: str
-    counts: Callable[[], Counter[str]]
+    counts: Counter[str]
     calls: Callable[[], Counter[Level]]
     ended: bool = False
 
     def end(self) -> None:
-        """The kernel is gone: keep its numbers, and nothing else of it."""
-        counts, calls = self.counts(), self.calls()
-        self.counts, self.calls = partial(Counter, counts), partial(Counter, calls)
+        """The kernel is gone: keep its numbers, and nothing else of it. Its last compile may still be counted."""
+        self.calls = partial(Counter, self.calls())
         self.ended = True
 
 
@@ -59,7 +58,7 @@ _guard = Guard()
 
 def live(kernel: Kernel, counts: Counter[str], counters: Counters) -> None:
     """Count a kernel in, and what it counted also when it is gone."""
-    tally = Tally(kernel.spec.name, partial(Counter, counts), counters.by_level)
+    tally = Tally(kernel.spec.name, counts, counters.by_level)
     with _guard:
         ended = [each for each in _tallies if each.ended]
         if len(ended) > MOST_ENDED:
@@ -74,9 +73,9 @@ def _summed(ended: list[Tally]) -> list[Tally]:
     counts: dict[str, Counter[str]] = {}
     calls: dict[str, Counter[Level]] = {}
     for tally in ended:
-        counts.setdefault(tally.spec, Counter()).update(tally.counts())
+        counts.setdefault(tally.spec, Counter()).update(dict(tally.counts))
         calls.setdefault(tally.spec, Counter()).update(tally.calls())
-    return [Tally(spec, partial(Counter, counts[spec]), partial(Counter, calls[spec]), ended=True) for spec in counts]
+    return [Tally(spec, counts[spec], partial(Counter, calls[spec]), ended=True) for spec in counts]
 
 
 def living() -> list[Kernel]:
@@ -100,9 +99,8 @@ def stats() -> dict[str, dict[str, Any]]:
         levels = dict.fromkeys(map(str, Level), 0)
         empty = {"kernels": 0, "problems": 0, **levels, **dict.fromkeys(COUNTERS, 0), "entries": 0, "native": True}
         total = found.setdefault(tally.spec, {**empty, "calls": dict(levels)})
-        counts = tally.counts()
         for name in ("problems", *levels, *COUNTERS):
-            total[name] += counts[name]
+            total[name] += tally.counts[name]
         for level, calls in tally.calls().items():
             total["calls"][str(level)] += calls
     for kernel in alive:
