@@ -47,7 +47,7 @@ def beside_captures() -> Iterator[bool]:
 def _torch_on_cuda() -> Any:
     """torch, where this process uses CUDA through it: nobody else captures here. Imports and initialises nothing."""
     torch = sys.modules.get("torch")  # without its cuda while another thread imports it
-    return torch if hasattr(torch, "cuda") and torch.cuda.is_initialized() else None
+    return torch if torch and hasattr(torch, "cuda") and torch.cuda.is_initialized() else None
 
 
 @functools.cache
