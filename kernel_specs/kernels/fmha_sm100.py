@@ -74,9 +74,9 @@ class FmhaForwardSm100:
         self.clear_barrier = pipeline.NamedBarrier(next(ids), self.plan.clear_threads)
         self.gather_barrier = pipeline.NamedBarrier(next(ids), GROUP)
         self.handed_over = pipeline.NamedBarrier(next(ids), GROUP + WARP)
-        self.exchanged = pipeline.NamedBarrier(next(ids), GROUP)
         self.factors_full = tuple(pipeline.NamedBarrier(next(ids), count) for _ in groups)
         self.factors_empty = tuple(pipeline.NamedBarrier(next(ids), count) for _ in groups)
+        self.exchanged = pipeline.NamedBarrier(next(ids), GROUP)
 
     # ---- host -------------------------------------------------------------------------------
 

@@ -160,9 +160,9 @@ def _partition(atom, smem, source):
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), source)
 
 
-@cute.jit
 def _select(condition, yes, no):
-    return Int32(yes) if condition else Int32(no)
+    # Without a branch: with one, the compiler fails on a ring that K and V share, where no mask hides keys.
+    return no + Int32(condition) * (yes - no)
 
 
 @dataclass(frozen=True)

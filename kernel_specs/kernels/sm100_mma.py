@@ -97,8 +97,8 @@ class Mma(Fixed):
             for step in cutlass.range_constexpr(steps):
                 qk.set(tcgen05.Field.ACCUMULATE, part + step != 0)
                 for product in cutlass.range_constexpr(plan.s_products):
-                    acc, k = on.s[None, product, s_place.index], on.k[None, product, step, k_place.index]
-                    cute.gemm(qk, acc, on.q[None, 0, part * steps + step, group], k, acc)
+                    s, q = on.s[None, product, s_place.index], on.q[None, 0, part * steps + step, group]
+                    cute.gemm(qk, s, q, on.k[None, product, step, k_place.index], s)
             if const_expr(group == plan.groups - 1 or plan.k_sub > 1):
                 if const_expr(not plan.kv_shared):
                     rings.commit(self.k_ring.empty(k_place.index), plan.pair)
@@ -120,8 +120,8 @@ class Mma(Fixed):
         for step in cutlass.range_constexpr(plan.kv_tile // plan.mma_k):
             pv.set(tcgen05.Field.ACCUMULATE, accumulate if step == 0 else True)
             for product in cutlass.range_constexpr(plan.o_products):
-                acc, v = on.o[None, product, group], on.v[None, product, step, (own, v_place.index)]
-                cute.gemm(pv, acc, on.p[None, 0, step, p_place.index], v, acc)
+                o, p = on.o[None, product, group], on.p[None, 0, step, p_place.index]
+                cute.gemm(pv, o, p, on.v[None, product, step, (own, v_place.index)], o)
         rings.commit(self.p_ring.empty(p_place.index), plan.pair)
         p_place.advance()
         if const_expr(group == plan.groups - 1):
