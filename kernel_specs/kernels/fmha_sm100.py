@@ -25,6 +25,11 @@ How a KV tile i travels (-> is a ring of buffers or a hand-over; its arrivals in
 The tiles of both sources are one sequence under one online softmax. With `num_splits` > 1 the CTAs of a row block share
 it, leave un-normalised partial results in the workspace, and a second kernel merges them (attention/merge.py).
 
+A pair (fmha_sm100_pair_space.py) is a cluster of two CTAs of 64 rows each, whose products are one, of M = 128. The MMA
+warp of the leader, rank 0, issues for both. Each CTA loads Q for its rows, half of a tile's keys of K and half of V's
+columns. What the MMA warp waits for arrives at the leader's barriers, from both CTAs (an arrival a CTA or a warp); what
+it commits arrives at the barriers of both. Where a tile is to be cleared, each CTA clears its part of V and says so.
+
 Tunables: `m_tile`, `row_groups`, `pv_n_tile` (head_dim_v / pv_n_tile CTAs repeat QK and softmax), `kv_tile` keys in a
 tile, `kv_stage` tiles of K, and of V, in flight; `k_sub` stages that a tile of K takes; `s_stage` score tiles in
 flight; `smem_p` PV reads P from SMEM or TMEM; `rescale_log2` powers of two that a row's maximum may grow by before
