@@ -8,9 +8,9 @@ tunekit, a bare dict hit, and the peers that are installed (`pip install triton 
 turns; a figure is the median over rounds of what it took above the same call without the tuner, in the same round.
 "o allocated, beside empty_like" is above the compiled function and the `torch.empty_like(q)` that a program writes.
 
-``start``: fresh interpreters, in turns: `import torch`, then a first result from the store, with a GPU also beside
-`import torch` and the making of a CUDA context. The caches (TUNEKIT_CACHE, TUNEKIT_DB) are the ones that are set; on
-the CPU a temporary one is filled.
+``start``: fresh interpreters, in turns: one that only imports torch, one to its first result from the store; with a GPU
+also after `tunekit.start_cuda()` before the import, and with the CUDA context made apart. The caches (TUNEKIT_CACHE,
+TUNEKIT_DB) are the ones that are set; on the CPU a temporary one is filled.
 """
 
 from __future__ import annotations
@@ -180,13 +180,16 @@ def once(call: Callable[[], Any], count: int, settle: Callable[[], Any]) -> floa
 
 START = """
 import sys, time
+if {ahead!r}:
+    import tunekit
+    tunekit.start_cuda()
 import torch
 device, spec, places, shape = {device!r}, {spec!r}, {places!r}, {shape!r}
-imported = time.perf_counter()
+print(time.monotonic())
 if {context!r}:
     torch.zeros(1, device=device)
     torch.cuda.synchronize()
-context = time.perf_counter()
+print(time.monotonic())
 if {serve!r}:
     import pathlib, tunekit
     kernel = tunekit.load(spec, **{{name: pathlib.Path(place) for name, place in places.items()}})
@@ -196,33 +199,57 @@ if {serve!r}:
     if device == "cuda":
         torch.cuda.synchronize()
     assert not {{"cutlass", "optuna", "rich", "sqlite_utils"}} & set(sys.modules), "a compiler was imported"
-print(context - imported, time.perf_counter() - context)
+print(time.monotonic())
 """
+"""A process that says when torch is imported, a context is made (where that is asked for), and a result is there."""
 
 
 def start(places: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """Seconds that fresh processes take beyond `import torch` for their first result."""
-    kinds = {"a stub on the CPU": {"device": "cpu", "spec": STUB, "places": {k: str(p) for k, p in places.items()}}}
+    """Seconds of fresh processes: a name -> one figure for each round, after one that is not counted."""
+    stub = {"device": "cpu", "spec": STUB, "places": {name: str(place) for name, place in places.items()}}
+    kinds = {"a stub on the CPU": stub}
     if torch.cuda.is_available():
         kinds["the kernel on the GPU"] = {"device": "cuda", "spec": "fmha", "places": {}}
-    found: dict[str, dict[str, list[float]]] = {kind: {"context": [], "result": []} for kind in kinds}
-    for _ in range(max(3, rounds // 3)):
+    found: dict[str, list[float]] = {}
+    for round_ in range(max(3, rounds // 3) + 1):
         for kind, options in kinds.items():
-            code = START.format(**options, shape=SMALL, context=options["device"] == "cuda", serve=True)
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            context, result = map(float, done.stdout.split())
-            found[kind]["context"].append(context)
-            found[kind]["result"].append(result)
-    print("\na fresh process, beyond `import torch`, ms: median (least, most). Goal 150")
-    for kind, phases in found.items():
-        for phase, times in phases.items():
-            if max(times) > 0.001:
-                words = "the CUDA context" if phase == "context" else "to the first result"
-                shown = f"{statistics.median(times) * 1e3:.0f} ({min(times) * 1e3:.0f}, {max(times) * 1e3:.0f})"
-                print(f"  {kind}, {words}: {shown}")
+            taken = one_round(options, backwards=bool(round_ % 2))
+            if round_:
+                for name, seconds in taken.items():
+                    found.setdefault(f"{kind}, {name}", []).append(seconds)
+    print("\nfresh processes, ms: median (least, most). Goal, beyond `import torch`: 150")
+    for name, times in found.items():
+        print(f"  {name}: {statistics.median(times) * 1e3:.0f} ({min(times) * 1e3:.0f}, {max(times) * 1e3:.0f})")
     return found
+
+
+def one_round(options: dict[str, Any], backwards: bool) -> dict[str, float]:
+    """Figures of processes that follow each other, in turns forwards and backwards.
+
+    From the start of a process to its first result, above that of one to the end of `import torch`: as it is, and with
+    `tunekit.start_cuda` before the import. On a GPU also within one process: the context made first, then the result.
+    """
+    gpu = options["device"] == "cuda"
+    plain = {"ahead": False, "context": False, "serve": True}
+    kinds = {"import": {**plain, "serve": False}, "plain": plain}
+    if gpu:
+        kinds |= {"ahead": {**plain, "ahead": True}, "split": {**plain, "context": True}}
+    marks: dict[str, list[float]] = {}
+    for kind in reversed(kinds) if backwards else kinds:
+        code = START.format(**options, **kinds[kind], shape=SMALL)
+        began = time.monotonic()  # the same clock in every process
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        marks[kind] = [float(word) - began for word in done.stdout.split()]
+    imported = marks["import"][0]
+    figures = {"`import torch` alone": imported, "the first result, beyond that": marks["plain"][2] - imported}
+    if gpu:
+        figures["the same after tunekit.start_cuda()"] = marks["ahead"][2] - imported
+        at_import, at_context, at_result = marks["split"]
+        figures["in one process: the CUDA context after the import"] = at_context - at_import
+        figures["in one process: the first result after that"] = at_result - at_context
+    return figures
 
 
 if __name__ == "__main__":

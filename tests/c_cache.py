@@ -25,14 +25,14 @@ class Cache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def __call__(self, source: Path, so: Path, *options: str) -> str | None:
+    def __call__(self, source: Path, so: Path, *options: str, limit_s: float | None = None) -> str | None:
         parts = (host.compiler(), *host.OPTIONS, *options, source.read_text(encoding="utf-8"))
         kept = self._directory / hashlib.sha256("\0".join(parts).encode()).hexdigest()
         if kept.exists():
             shutil.copyfile(kept, so)
             shutil.copymode(kept, so)
             return None
-        failed = compile_c(source, so, *options)
+        failed = compile_c(source, so, *options, limit_s=limit_s)
         if failed is None and so.is_file():
             fresh = kept.with_suffix(f".{os.getpid()}")
             shutil.copyfile(so, fresh)

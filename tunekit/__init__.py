@@ -8,18 +8,20 @@ if TYPE_CHECKING:
     from tunekit.dispatch.kernel import load
     from tunekit.dispatch.lookup import best
     from tunekit.dispatch.recorder import capture
+    from tunekit.dispatch.starting import start_cuda
     from tunekit.dispatch.stats import prometheus, stats
     from tunekit.dispatch.torch_op import torch_op
 
     __version__: str
 
-__all__ = ["__version__", "best", "capture", "load", "prometheus", "stats", "torch_op"]
+__all__ = ["__version__", "best", "capture", "load", "prometheus", "start_cuda", "stats", "torch_op"]
 
 
 _HOMES = {
     "load": "tunekit.dispatch.kernel",
     "best": "tunekit.dispatch.lookup",
     "capture": "tunekit.dispatch.recorder",
+    "start_cuda": "tunekit.dispatch.starting",
     "stats": "tunekit.dispatch.stats",
     "prometheus": "tunekit.dispatch.stats",
     "torch_op": "tunekit.dispatch.torch_op",

@@ -9,9 +9,8 @@ shared-memory figures equal CuTeDSL 4.8.1's ``get_smem_capacity_in_bytes``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from tunekit.errors import UserError
+from tunekit.errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ def parse_arch(text: str) -> Arch:
     name = text.strip().lower()
     if name in ARCHES:
         return ARCHES[name]
-    near = get_close_matches(name, ARCHES, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"unknown architecture '{text}'{hint} (known: {', '.join(ARCHES)})")
+    raise UserError(f"unknown architecture '{text}'{suggestion(name, ARCHES)} (known: {', '.join(ARCHES)})")
 
 
 def arch_of_device(compute_capability: tuple[int, int]) -> Arch | None:

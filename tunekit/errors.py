@@ -6,6 +6,8 @@ measurement is data: an :class:`~tunekit.model.Outcome` with a status.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 NO_MESSAGE = "(no message)"
 
 
@@ -16,6 +18,14 @@ def words_of(error: BaseException) -> str:
     except Exception as other:  # a user's own __str__ may raise anything
         words = f"(its message fails with {type(other).__name__})"
     return f"{type(error).__name__}: {words or NO_MESSAGE}"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``; did you mean X?`` where one of the known names is near, else nothing."""
+    from difflib import get_close_matches  # here: it takes 2 ms, and only a mistake needs it
+
+    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class TunekitError(Exception):

@@ -8,15 +8,18 @@ Nothing depends on hash seeds, working directories or where the checkout lies.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import inspect
+import itertools
 import json
+import os
 import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tunekit.model import Values, Variant, to_json
 
 TOOLCHAIN = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 INSTALLED = frozenset({"site-packages", "dist-packages", "dsl_packages"})
+VERSION = "Version:"
 STDLIB = Path(inspect.__file__).resolve().parent
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -48,11 +52,48 @@ def variant(spec: str, version: int, implementation: str, arch: str, tunables: V
 
 @functools.cache
 def distribution_version(name: str) -> str | None:
-    """The installed version of a distribution, None if it isn't there."""
+    """The installed version of a distribution, None if it isn't there.
+
+    Read from the directories of sys.path here, where those are all that may hold one: importing importlib.metadata
+    takes 25 ms, an eighth of a lookup (2026-11).
+    """
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+        return _version_by_importlib(name)
+    if any(map(os.path.isfile, sys.path)):  # an archive
+        return _version_by_importlib(name)
+    return next((found for entry in sys.path if (found := _version_in(entry or ".", _normal(name)))), None)
+
+
+def _version_by_importlib(name: str) -> str | None:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "_", distribution).lower()
+
+
+def _version_in(directory: str, normal: str) -> str | None:
+    """The version of the distribution of a normalised name that a directory of sys.path holds."""
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(directory):
+            base, _, ending = entry.rpartition(".")
+            if ending in ("dist-info", "egg-info") and _normal(base.partition("-")[0]) == normal:
+                return _version_of(Path(directory, entry))
+    return None
+
+
+def _version_of(record: Path) -> str | None:
+    """The version that the metadata of an installed distribution states: a header of a file, or of `record` itself."""
+    for file in (record / "METADATA", record / "PKG-INFO", record):
+        with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
+            headers = itertools.takewhile(str.strip, lines)
+            return next((line[len(VERSION) :].strip() for line in headers if line.startswith(VERSION)), None)
+    return None
 
 
 def toolchain() -> dict[str, str | None]:

@@ -62,10 +62,8 @@ class Values(Mapping[str, Value]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Values):
             return NotImplemented
-        return self._typed() == other._typed()
-
-    def _typed(self) -> dict[str, tuple[type, Value]]:
-        return {name: (type(value), value) for name, value in self._items.items()}
+        mine, others = self._items, other._items
+        return mine == others and all(type(value) is type(others[name]) for name, value in mine.items())
 
     def __hash__(self) -> int:
         if self._hash is None:

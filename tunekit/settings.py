@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from tunekit.errors import UserError
 
 DEFAULT_TRACE_LIMIT_S = 60.0
@@ -64,6 +62,8 @@ def load_settings(environ: Mapping[str, str] | None = None, *, database: str | P
 
 def _default_cache() -> Path:
     """The user's cache directory; without a home, a private one under the temp directory."""
+    import platformdirs  # here: it takes 5 ms, and TUNEKIT_CACHE spares it
+
     with contextlib.suppress(RuntimeError, KeyError):
         cache = Path(platformdirs.user_cache_dir("tunekit", appauthor=False))
         if cache.is_absolute():  # older platformdirs hand back a literal ~

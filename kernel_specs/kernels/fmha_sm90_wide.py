@@ -13,8 +13,9 @@ of the two consumer warp groups owns 256 columns of O and V. What they share is 
 
 The producer warp group streams K and V through one ring of *parts*: ``kv_tile`` keys times ``part_columns`` columns.
 With ``kv_shared`` a tile is loaded once: V is a view of K's bytes, columns first. Otherwise K runs a tile ahead of V.
-``prefetch``: tiles that are fetched into L2 before their turn. ``rescale_log2``: as in fmha_sm90_space.py; where O is
-not rescaled at every step, there are registers to keep more of a warp group's work under its own products.
+``prefetch``: tiles that are fetched into L2 before their turn, by the row blocks that read them in turns.
+``rescale_log2``: as in fmha_sm90_space.py; where O is not rescaled at every step, there are registers to keep a warp
+group's softmax under its own product.
 
 The parts of the kernel: sm90_wide_plan.py, what is static; sm90_ring.py, the ring; sm90_wide_load.py, the producer;
 sm90_wide_consumer.py, the consumers. The walk over both sources' tiles, masks, softmax and output are those of

@@ -24,7 +24,7 @@ TUNABLES = (
     Tunable("kv_tile", (64, 32)),
     Tunable("part_columns", (128, 256)),
     Tunable("cluster_m", (1, 2)),
-    Tunable("prefetch", (0, 2, 4)),
+    Tunable("prefetch", (0, 1, 2, 4)),
     Tunable("rescale_log2", (0, 8)),
     Tunable("num_splits", (1, 2, 3, 4, 6, 8, 16, 32, 64)),
     Tunable("merge", ("none", "cluster", "kernel")),

@@ -55,6 +55,9 @@ class KeyLoader:
         ranks = sum(1 << rank * plan.cluster_splits for rank in range(plan.cluster_m))
         sharers = cutlass.Int16(Int32(ranks) << place.share_rank)
         self.multicast = {"mcast_mask": sharers} if plan.cluster_m > 1 else {}
+        # Row blocks side by side read the same tiles at about the same time: they take turns at prefetching them.
+        self.turns = max(1, plan.packing.head_blocks // plan.cluster_m)
+        self.turn = place.first_block // plan.cluster_m % self.turns
         if const_expr(plan.gather):
             _, position = plan.packing.coordinates(place.first_block, place.kv_head)
             position = cutlass.min(position, given["q"].shape[1] - 1)
@@ -104,8 +107,9 @@ class KeyLoader:
                 if step > 0:
                     self._load("v", runs, step - 1, value_position(plan, step - 1))
             if const_expr(plan.prefetch > 0):
-                if step + plan.prefetch < runs.steps:
-                    self._prefetch(runs, step + plan.prefetch)
+                ahead = step + plan.prefetch
+                if ahead < runs.steps and ahead % self.turns == self.turn:
+                    self._prefetch(runs, ahead)
         if const_expr(not plan.kv_shared):
             if runs.steps > 0:
                 self._load("v", runs, runs.steps - 1, value_position(plan, runs.steps - 1))

@@ -41,7 +41,7 @@ class WidePlan(Plan):
         # warp groups' together must be at most 3 * 168, what 384 threads have at launch, or the last one waits forever.
         self.consumer_registers, self.producer_registers = (224, 56) if problem.gather else (240, 24)
         self.prefetch = tunables.prefetch
-        # A warp group's softmax or scores beside its own products. Where O is rescaled at every step the registers do
+        # A warp group's softmax beside its own product. Where O is rescaled at every step the registers do
         # not suffice: they spilled, and then each wgmma was waited for (ptxas of CUDA 12.9, 2026-11-30).
         self.overlaps = self.rescale_log2 > 0
         self.part_columns = tunables.part_columns
@@ -51,7 +51,8 @@ class WidePlan(Plan):
         # The CTAs of a cluster: splits of the tiles fastest, if they merge there; then neighbouring row blocks.
         self.cluster_splits = tunables.num_splits if tunables.merge == "cluster" else 1
         self.cluster = tunables.cluster_m * self.cluster_splits
-        self.compact_merge = self.num_splits <= COMPACT_SPLITS
+        # Where K and V are gathered apart, the registers do not suffice for it.
+        self.compact_merge = self.num_splits <= COMPACT_SPLITS and (problem.kv_shared or not problem.gather)
         self.part_bytes = self.kv_tile * self.part_columns * self.element.width // 8
 
 

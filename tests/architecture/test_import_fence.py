@@ -61,6 +61,15 @@ def test_help_costs_click_alone(tmp_path):
     assert loaded & {"rich", "platformdirs", "psutil", "sqlite3", "asyncio"} == set()
 
 
+def test_a_lookup_imports_nothing_slow_that_it_can_do_without(tmp_path):
+    """Each of these takes 3 to 25 ms of the 200 that `tunekit.best` may take."""
+    best = f"tunekit.best({str(SPECS) + ':host_scale'!r}, 'host', rows=8)"
+    slow = "sys.stderr.write(json.dumps([n for n in sys.modules if n in sys.argv[1:]]))"
+    names = ("importlib.metadata", "email", "difflib", "shutil", "platformdirs")
+    loaded, _ = modules_after(f"import json, sys, tunekit; {best}; {slow}", *names, cache=tmp_path)
+    assert loaded == set()
+
+
 def test_importing_the_package_imports_nothing_else(tmp_path):
     code = 'import sys, json, tunekit; sys.stderr.write(json.dumps(sorted(n for n in sys.modules if "tunekit" in n)))'
     loaded, _ = modules_after(code, cache=tmp_path)

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -455,6 +456,38 @@ def test_a_compiler_that_succeeds_in_making_nothing(tuned, monkeypatch, tmp_path
     assert "calls are dispatched in Python" in caplog.text
     if "cp" not in command:
         assert not [key for key in ArtifactStore(tuned.artifacts).keys() if "-" in key]  # noqa: SIM118 (a method)
+
+
+HANGS = """#!/bin/sh
+sleep 600 &
+echo $! >> {started}
+wait
+"""
+
+
+def test_a_compiler_that_hangs_is_killed_with_all_that_it_started(tuned, monkeypatch, tmp_path, caplog):
+    """Calls are then dispatched in Python, and a warning says why, once."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    (tmp_path / "cc").write_text(HANGS.replace("{started}", str(tmp_path / "started")))
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(native, "_loaded", {})
+    monkeypatch.setattr(native, "LIMIT_S", 1.0)
+    began = time.monotonic()
+    for _ in range(2):
+        kernel = tunekit.load(tuned.reference, **tuned.places)
+        assert kernel(torch.ones(8, 64))[0, 0] == 0.5
+    assert time.monotonic() - began < 10 and not kernel.native
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "calls are dispatched in Python, at some microseconds each: "
+        "hot_path.c does not compile: cc took over 1 s; killed"
+    ]
+    started = [int(pid) for pid in (tmp_path / "started").read_text().split()]
+    assert len(started) == 2, "each part's compiler is tried once"
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in started):
+        assert time.monotonic() < deadline, "what the compiler started is killed too"
+        time.sleep(0.01)
 
 
 def test_a_native_half_that_lacks_a_function_is_not_used(tuned, monkeypatch, caplog):

@@ -6,6 +6,7 @@ import gc
 import re
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -13,16 +14,17 @@ import torch
 
 import tunekit
 from tunekit.dispatch import stats as module
-from tunekit.errors import UserError
+from tunekit.errors import NoKernelError, UserError
 
 SAMPLE = re.compile(r'^(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (?P<value>[0-9]+)$')
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Kernels of other tests, should any be alive, are not counted."""
+    """Kernels of other tests, alive or gone, are not counted."""
     gc.collect()
     monkeypatch.setattr(module, "_living", type(module._living)())
+    monkeypatch.setattr(module, "_tallies", [])
 
 
 @contextmanager
@@ -36,6 +38,12 @@ def soon(seconds: float = 20.0):
         return True
 
     yield waiting
+
+
+def totals() -> dict[str, int]:
+    """Prometheus' counters, by name and labels."""
+    lines = [line.rpartition(" ") for line in tunekit.prometheus().splitlines() if not line.startswith("#")]
+    return {name: int(value) for name, _, value in lines if "_total{" in name}
 
 
 def test_stats_are_by_spec_over_live_kernels(tuned):
@@ -76,6 +84,58 @@ def test_prometheus_text_says_the_same(tuned):
     assert values["tunekit_calls_total", 'spec="host_scale",level="exact"'] == 2
     assert values["tunekit_kernels", 'spec="host_scale"'] == 1
     assert all(name.endswith("_total") for name, _ in values if name.split("_")[1] not in module.GAUGES)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_counters_do_not_fall_when_a_kernel_is_gone(tuned, native):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    before: dict[str, int] = {}
+    for number in range(1, 2 * module.MOST_ENDED + 4):
+        kernel = tunekit.load(tuned.reference, native=native, fallback="bucket", **tuned.places)
+        for rows in (64, 64, 64, 48, 48):
+            kernel(torch.ones(rows, 64))
+        with pytest.raises(NoKernelError):
+            kernel(torch.ones(300, 64))
+        alive, gone = totals(), weakref.ref(kernel)
+        del kernel
+        gc.collect()
+        assert gone() is None
+        assert totals() == alive and all(alive[name] >= value for name, value in before.items())
+        before = alive
+        assert alive['tunekit_calls_total{spec="host_scale",level="exact"}'] == 2 * number
+        assert alive['tunekit_calls_total{spec="host_scale",level="bucket"}'] == number
+        assert alive['tunekit_problems_total{spec="host_scale",level="exact"}'] == number
+        assert alive['tunekit_error_total{spec="host_scale"}'] == number
+    found = tunekit.stats()["host_scale"]
+    assert (found["kernels"], found["entries"], found["native"]) == (0, 0, True)
+    assert len(module._tallies) <= module.MOST_ENDED + 2, "what is kept of those that are gone is bounded"
+
+
+def test_counters_do_not_fall_while_kernels_come_and_go(tuned):
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            kernel = tunekit.load(tuned.reference, **tuned.places)
+            for _ in range(4):
+                kernel(torch.ones(64, 64))
+            del kernel
+
+    threads = [threading.Thread(target=serve) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    before: dict[str, int] = {}
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        now = totals()
+        assert all(now[name] >= value for name, value in before.items())
+        before = now
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    exact = totals()['tunekit_problems_total{spec="host_scale",level="exact"}']
+    assert totals()['tunekit_calls_total{spec="host_scale",level="exact"}'] == 3 * exact > 0
 
 
 def test_labels_are_escaped():

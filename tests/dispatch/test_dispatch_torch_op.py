@@ -283,3 +283,19 @@ def test_a_process_has_one_operator_of_a_name(op, cache, tmp_path):
     op(MOMENTS)
     with pytest.raises(UserError, match=r"can't be had from .*copy\.py"):
         tunekit.torch_op(copy, **cache.places)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_jit_trace_takes_the_operator_and_is_refused_by_a_kernel(op, cache, native):
+    """A trace would hold the allocation of the kernel's outputs alone."""
+    moments, x = op(MOMENTS), torch.randn(4, 32)
+    traced = torch.jit.trace(lambda x: moments(x), (x,))
+    other = torch.randn(4, 32)
+    torch.testing.assert_close(traced(other), moments(other))
+    kernel = tunekit.load(MOMENTS, native=native, **cache.places)
+    with pytest.raises(UserError, match=r"torch\.jit\.trace would record nothing of host_moments"):
+        torch.jit.trace(lambda x: kernel(x), (x,))
+    torch.testing.assert_close(kernel(other), moments(other))
+    if not native:
+        with pytest.raises(UserError, match="would record nothing"):
+            torch.jit.trace(lambda x: kernel(x), (x,))

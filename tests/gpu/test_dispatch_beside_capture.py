@@ -58,3 +58,39 @@ def test_a_refresh_beside_a_capture_loads_and_both_are_right(tmp_path):
     graph.replay()
     torch.cuda.synchronize()
     assert (y == 10.0).all() and (x == 20.0).all()
+
+
+@pytest.mark.parametrize(("stream", "cycles"), [("the default stream", 8000), ("a stream of its own", 80_000)])
+def test_a_cold_call_beside_a_capture_breaks_nothing_and_both_are_right(tmp_path, stream, cycles):
+    """In CUDA's global mode: an artifact's load, its first launch, and memory that torch must ask the driver for."""
+    served, cold = 1 << 20, 1 << 26  # the cold output takes 256 MiB, which no block of torch's cache holds
+    tune(DOUBLE, tmp_path, {"n": served})
+    kernel = load(DOUBLE, tmp_path)
+    x, y = torch.randn(served, device="cuda"), torch.empty(served, device="cuda")
+    kernel(x, y)
+    tune(DOUBLE, tmp_path, {"n": cold}, cycles=cycles)  # an artifact that no other test has loaded
+    other = load(DOUBLE, tmp_path)
+    z = torch.randn(cold, device="cuda")
+    own = torch.cuda.Stream() if stream == "a stream of its own" else torch.cuda.default_stream()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    results = []
+
+    def call() -> None:
+        with torch.cuda.stream(own):
+            results.append(other(z))
+
+    reserved = torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        kernel(x, y)
+        errors = in_a_thread(call)
+        kernel(y, x)
+    assert errors == []
+    assert other.stats()["loaded"] == 1, "the load was beside the capture"
+    assert torch.cuda.memory_reserved() - reserved >= 4 * cold, "so was the driver's allocation"
+    x.fill_(5.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 10.0).all() and (x == 20.0).all()
+    torch.testing.assert_close(results[0], 2 * z)

@@ -70,6 +70,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an even number of tiles": ({**SHARED, "s_k": 256}, {}),
     "an odd number of tiles": ({**SHARED, "s_k": 300}, {}),
     "the ring many times": ({**SHARED, "s_k": 900}, {}),
+    "two row blocks prefetch in turns": ({**SHARED, "heads": 128, "s_k": 500}, {"prefetch": 1}),
+    "separate, two row blocks prefetch in turns": ({**MQA, "heads": 128, "s_k": 300}, {"prefetch": 2}),
     "separate, one key": ({**MQA, "s_k": 1}, {}),
     "separate, odd": ({**MQA, "s_k": 300}, {}),
     "separate, the ring many times": ({**MQA, "s_k": 900}, {}),

@@ -18,7 +18,7 @@ from types import FrameType
 
 import click
 
-from tunekit.errors import TunekitError, UserError
+from tunekit.errors import TunekitError, UserError, suggestion
 
 # name: (module, attribute, one line). A test compares each line with the command's own.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -66,11 +66,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"no command '{args[0]}'{hint} (tunekit --help lists them)")
+            raise UserError(f"no command '{args[0]}'{suggestion(args[0], COMMANDS)} (tunekit --help lists them)")
         return super().resolve_command(ctx, args)
 
 

@@ -44,6 +44,10 @@ def check(spec: KernelSpec, slots: Slots, given: Given) -> Call:
     Raises:
         UserError: what is wrong, with the argument, the axis and both sizes.
     """
+    import torch
+
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # sizes are tensors then
+        raise UserError(f"torch.jit.trace would record nothing of {spec.name}: trace tunekit.torch_op instead")
     tensors = [
         (arg, value)
         for arg, value in zip(spec.signature, slots, strict=True)

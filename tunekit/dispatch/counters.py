@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tunekit.dispatch.entries import Entry
+from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.tables import Table
 from tunekit.model import Level, Values
 
@@ -14,26 +16,31 @@ MOST_PROBLEMS = 200_000
 
 
 class Counters:
-    """The calls of one kernel beyond those that its tables count: of tables that are gone, and cold ones.
+    """The calls of one kernel: what its `tables` count, and those of tables that are gone, and cold ones.
 
     `problems` has them by problem while they are recorded, `beyond` those of more problems than are counted apart;
-    else `problems` is None, and what is kept is a sum a level.
+    else `problems` is None, and what is kept is a sum a level. Whoever changes the tables holds `guard`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Mapping[Any, Table], guard: Guard) -> None:
+        self._tables = tables
+        self._guard = guard
         self.levels: Counter[Level] = Counter()
         self.problems: Counter[Values] | None = None
         self.beyond = 0
 
-    def record(self, tables: Iterable[Table]) -> None:
-        """Count by problem from now on, from nothing: what `tables` have counted so far is taken off."""
-        self.beyond = 0
-        self.problems = Counter()
-        for entry, calls in _called(tables):
-            self.problems[entry.kind.call.problem] -= calls
+    def record(self) -> None:
+        """Count by problem from now on, from nothing: what the tables have counted so far is taken off."""
+        with self._guard:
+            self.beyond = 0
+            self.problems = Counter()
+            for entry, calls in self._called():
+                self.problems[entry.kind.call.problem] -= calls
 
     def stop(self) -> None:
-        self.problems = None
+        """Count by problem no more."""
+        with self._guard:
+            self.problems = None
 
     def gone(self, table: Table) -> None:
         """A table is dropped: its calls still count."""
@@ -43,21 +50,24 @@ class Counters:
 
     def cold(self, problem: Values) -> None:
         """A call took the cold path, whatever came of it."""
-        self._note(problem, 1)
+        with self._guard:
+            self._note(problem, 1)
 
-    def by_level(self, tables: Iterable[Table]) -> Counter[Level]:
-        """The calls that found an entry, those of `tables` too."""
-        total = Counter(self.levels)
-        for entry, calls in _called(tables):
-            total[entry.choice.level] += calls
-        return total
+    def by_level(self) -> Counter[Level]:
+        """The calls that found an entry."""
+        with self._guard:
+            total = Counter(self.levels)
+            for entry, calls in self._called():
+                total[entry.choice.level] += calls
+            return total
 
-    def by_problem(self, tables: Iterable[Table]) -> Counter[Values]:
-        """All calls since recording began, by problem, those of `tables` too."""
-        total = Counter(self.problems or {})
-        for entry, calls in _called(tables):
-            total[entry.kind.call.problem] += calls
-        return total
+    def by_problem(self) -> tuple[Counter[Values], int]:
+        """All calls since recording began, by problem; and how many more there were, of problems beyond count."""
+        with self._guard:
+            total = Counter(self.problems or {})
+            for entry, calls in self._called():
+                total[entry.kind.call.problem] += calls
+            return total, self.beyond
 
     def _note(self, problem: Values, calls: int) -> None:
         if self.problems is None or not calls:
@@ -67,7 +77,6 @@ class Counters:
         else:
             self.beyond += calls
 
-
-def _called(tables: Iterable[Table]) -> Iterable[tuple[Entry, int]]:
-    for table in tables:
-        yield from table.called()
+    def _called(self) -> Iterator[tuple[Entry, int]]:
+        for table in self._tables.values():
+            yield from table.called()

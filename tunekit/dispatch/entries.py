@@ -15,7 +15,7 @@ from tunekit.dispatch.checks import Call
 from tunekit.dispatch.kinds import refusal
 from tunekit.dispatch.library import Function
 from tunekit.errors import UserError
-from tunekit.model import Choice
+from tunekit.model import Choice, Values
 from tunekit.spec import ScalarArg, TensorArg
 
 GIVEN, GIVEN_AS_FLOAT, INTEGER, FLOATING, WORKSPACE = range(5)
@@ -75,6 +75,11 @@ class Entry:
     run: Callable[[Slots], Any]
     recipe: Recipe | None
     returned: Callable[[Slots], Any]
+
+    @property
+    def asked(self) -> tuple[int, Values]:
+        """The device and the problem that it serves."""
+        return self.kind.call.device, self.kind.call.problem
 
     @property
     def like(self) -> int | None:

@@ -1,8 +1,8 @@
 """CUDA graphs under capture, in which nothing may be loaded.
 
 A thread can ask only about its own stream. A capture in the default mode ("global") also forbids every *other*
-thread what might disturb it, unless that thread says, by the capture mode of its own, that it keeps to itself:
-that is what a thread of ours does before it loads anything beside callers that may be capturing.
+thread what might disturb it (loading code, allocating), unless that thread says, by the capture mode of its own, that
+it keeps to itself: that is what a call's cold path does, and a thread of ours before it loads anything.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ def capturing() -> bool:
 
 @contextlib.contextmanager
 def beside_captures() -> Iterator[bool]:
-    """For a thread that captures nothing itself: yields whether it may load what others will call.
+    """Meanwhile, what this thread loads and allocates breaks no other thread's capture: its mode is relaxed, given
+    back at the end. Where CUDA is not in use this does nothing.
 
-    It may where CUDA is not in use, and where the driver takes this thread's word that it does not meddle with
-    captures (relaxed mode, given back at the end).
+    Yields whether that holds. Where the driver does not take this thread's word, a thread of ours must not load; what a
+    caller wants is done all the same.
     """
     if _torch_on_cuda() is None:
         yield True

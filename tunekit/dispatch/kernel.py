@@ -145,12 +145,12 @@ class Kernel:
         self._tables: dict[Place, Table] = {}
         self._routes = Routes(self._form)
         self.by_count, self.by_names = self._routes.by_count, self._routes.by_names  # what caller.c reads
-        self._counters = Counters()
         self._late: set[Variant] = set()
         """What was compiled in the background and could not be put in place there."""
         self._lock = Guard()
+        self._counters = Counters(self._tables, self._lock)
         resolver.on_arrival = weakref.WeakMethod(self._arrived)
-        live(self)
+        live(self, resolver.counts, self._counters)
 
     def __repr__(self) -> str:
         return f"<tunekit kernel {self.spec.name} version {self.spec.version}>"
@@ -181,6 +181,7 @@ class Kernel:
 
     __call__ = _call  # in a native kernel, caller.c stands before it
 
+    @beside_captures()
     def bind(self, problem: Mapping[str, Value], device: int | None = None) -> Callable[..., Any]:
         """The function that serves one problem, for inner loops and CUDA graphs: nothing is looked up or checked.
 
@@ -206,6 +207,7 @@ class Kernel:
         scratch = maker("workspace", (elements,), torch.float32, "cpu" if index < 0 else f"cuda:{index}")()
         return lambda *arguments: function(*arguments, scratch)
 
+    @beside_captures()
     def choice(self, /, *args: Any, **keywords: Any) -> Choice:
         """What the same call would run, and why; nothing is launched."""
         slots, given = self._form.arrange(args, keywords)
@@ -224,6 +226,7 @@ class Kernel:
             raise UserError(f"{self.spec.name}: refresh() while a CUDA graph is captured; call it before or after")
         self.reread()
 
+    @beside_captures()
     def reread(self) -> None:
         """`refresh`, by a thread that captures nothing itself (see graphs): asking CUDA could disturb who does."""
         self._resolver.forget()
@@ -243,8 +246,7 @@ class Kernel:
 
     def calls(self) -> Counter[Level]:
         """How many calls found an entry, by the level that serves them."""
-        with self._lock:
-            return self._counters.by_level(self._tables.values())
+        return self._counters.by_level()
 
     @property
     def entries(self) -> int:
@@ -260,24 +262,22 @@ class Kernel:
 
     def record(self, on: bool) -> None:
         """Count calls by problem from now on, from nothing; or no more. See ``tunekit.capture``."""
-        with self._lock:
-            if on:
-                self._counters.record(self._tables.values())
-            else:
-                self._counters.stop()
+        if on:
+            self._counters.record()
+        else:
+            self._counters.stop()
 
     def problems(self) -> tuple[Counter[Values], int]:
         """The calls by problem while they are recorded; and how many more there were, of problems beyond count."""
-        with self._lock:
-            return self._counters.by_problem(self._tables.values()), self._counters.beyond
+        return self._counters.by_problem()
 
+    @beside_captures()
     def _learn(self, place: Place, values: tuple[Any, ...]) -> Any:
         """The cold path: check a call, find what serves it, remember that, and carry it out."""
         given, order = self._form.meaning(place)
         slots = order.slots(values)
         call = self._outside_capture(check(self.spec, slots, given))
-        with self._lock:
-            self._counters.cold(call.problem)
+        self._counters.cold(call.problem)
         if self._late and not capturing():
             self._install()
         entry = self._entry(kind_of(call, order, slots))
@@ -366,13 +366,13 @@ class Kernel:
         renewed = self._resolver.renew(entry.kind.call for entry in entries if outdated(entry.choice))
         with self._lock:
             for place, table in list(self._tables.items()):
-                if any(asked_of(entry) in renewed for _, entry in table.items()):
+                if any(entry.asked in renewed for _, entry in table.items()):
                     self._put(place, self._copy(table, CAPACITY, lambda entry: self._renewed(entry, renewed)))
         return renewed
 
     def _renewed(self, entry: Entry, renewed: set[Asked]) -> Entry:
         """What serves the calls of an entry now, if that was chosen again."""
-        if asked_of(entry) not in renewed:
+        if entry.asked not in renewed:
             return entry
         try:
             return self._entry(entry.kind)
@@ -393,8 +393,3 @@ class Kernel:
         fault = as_device_fault(error, self.spec.name, entry.choice.variant, entry.kind.call.device)
         if fault is not None:
             raise fault from error
-
-
-def asked_of(entry: Entry) -> Asked:
-    """The device and problem that an entry serves."""
-    return entry.kind.call.device, entry.kind.call.problem

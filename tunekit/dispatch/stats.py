@@ -1,14 +1,22 @@
-"""What all kernels of a process did: as numbers by spec, and as text for Prometheus."""
+"""What all kernels of a process did: as numbers by spec, and as text for Prometheus.
+
+What a kernel counted stays when it is collected: a counter that falls is a restart to Prometheus.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tunekit.dispatch.forked import Guard
 from tunekit.model import Level
 
 if TYPE_CHECKING:
+    from tunekit.dispatch.counters import Counters
     from tunekit.dispatch.kernel import Kernel
 
 COUNTERS = {
@@ -23,12 +31,52 @@ GAUGES = {
     "entries": "Keys of calls that are kept.",
     "native": "Whether all calls are dispatched natively.",
 }
+MOST_ENDED = 16
+"""Kernels that are gone whose counts are kept apart; past it they become one of each spec."""
+
+
+@dataclass(eq=False)
+class Tally:
+    """The counts of one kernel, or of several that are gone: `counts` by a resolver's names, `calls` by level."""
+
+    spec: str
+    counts: Callable[[], Counter[str]]
+    calls: Callable[[], Counter[Level]]
+    ended: bool = False
+
+    def end(self) -> None:
+        """The kernel is gone: keep its numbers, and nothing else of it."""
+        counts, calls = self.counts(), self.calls()
+        self.counts, self.calls = partial(Counter, counts), partial(Counter, calls)
+        self.ended = True
+
+
 _living: weakref.WeakSet[Kernel] = weakref.WeakSet()
+_tallies: list[Tally] = []
+_guard = Guard()
+"""For who changes which tallies there are. A kernel's end, which may come in the middle of anything, changes none."""
 
 
-def live(kernel: Kernel) -> None:
-    """Count a kernel in, for as long as it lives."""
+def live(kernel: Kernel, counts: Counter[str], counters: Counters) -> None:
+    """Count a kernel in, and what it counted also when it is gone."""
+    tally = Tally(kernel.spec.name, partial(Counter, counts), counters.by_level)
+    with _guard:
+        ended = [each for each in _tallies if each.ended]
+        if len(ended) > MOST_ENDED:
+            _tallies[:] = [*(each for each in _tallies if each not in ended), *_summed(ended)]
+        _tallies.append(tally)
     _living.add(kernel)
+    weakref.finalize(kernel, tally.end).atexit = False
+
+
+def _summed(ended: list[Tally]) -> list[Tally]:
+    """One for each spec."""
+    counts: dict[str, Counter[str]] = {}
+    calls: dict[str, Counter[Level]] = {}
+    for tally in ended:
+        counts.setdefault(tally.spec, Counter()).update(tally.counts())
+        calls.setdefault(tally.spec, Counter()).update(tally.calls())
+    return [Tally(spec, partial(Counter, counts[spec]), partial(Counter, calls[spec]), ended=True) for spec in counts]
 
 
 def living() -> Iterator[Kernel]:
@@ -37,25 +85,30 @@ def living() -> Iterator[Kernel]:
 
 
 def stats() -> dict[str, dict[str, Any]]:
-    """By spec's name, summed over its live kernels.
+    """By spec's name, what its kernels did, those too that are gone; and what there is now.
 
     ``kernels`` alive; ``problems`` resolved, and how many at each level; ``calls`` that found an entry, by level;
-    ``entries`` kept; whether all are dispatched ``native``; ``loaded``, ``compiled``, ``recovered``,
+    ``entries`` kept; whether all that are alive are dispatched ``native``; ``loaded``, ``compiled``, ``recovered``,
     ``would_compile`` and ``error`` as in ``Kernel.stats``.
     """
+    alive = list(living())  # none of these ends meanwhile
+    with _guard:
+        tallies = sorted(_tallies, key=lambda tally: tally.spec)
     found: dict[str, dict[str, Any]] = {}
-    for kernel in sorted(living(), key=lambda kernel: kernel.spec.name):
+    for tally in tallies:
         levels = dict.fromkeys(map(str, Level), 0)
         empty = {"kernels": 0, "problems": 0, **levels, **dict.fromkeys(COUNTERS, 0), "entries": 0, "native": True}
-        total = found.setdefault(kernel.spec.name, {**empty, "calls": dict(levels)})
-        counts = kernel.stats()
+        total = found.setdefault(tally.spec, {**empty, "calls": dict(levels)})
+        counts = tally.counts()
         for name in ("problems", *levels, *COUNTERS):
             total[name] += counts[name]
+        for level, calls in tally.calls().items():
+            total["calls"][str(level)] += calls
+    for kernel in alive:
+        total = found[kernel.spec.name]
         total["kernels"] += 1
         total["entries"] += kernel.entries
         total["native"] = total["native"] and kernel.native
-        for level, calls in kernel.calls().items():
-            total["calls"][str(level)] += calls
     return found
 
 

@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal
 
-from tunekit.errors import SpecError
+from tunekit.errors import SpecError, suggestion
 from tunekit.model import Value
 
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "float8_e4m3fn", "float8_e5m2")
@@ -177,6 +176,4 @@ def check_unique(things: Sequence[Any], what: str) -> None:
 
 
 def unknown(what: str, name: str, known: Any) -> str:
-    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown {what} '{name}'{hint} (known: {', '.join(known)})"
+    return f"unknown {what} '{name}'{suggestion(name, known)} (known: {', '.join(known)})"

@@ -15,10 +15,9 @@ import os
 import sys
 import traceback
 import types
-from difflib import get_close_matches
 from pathlib import Path
 
-from tunekit.errors import SpecError, UserError, words_of
+from tunekit.errors import SpecError, UserError, suggestion, words_of
 from tunekit.spec.declare import KernelSpec, misspelt_field
 
 SHIPPED_PACKAGE = "tunekit_specs"
@@ -61,10 +60,9 @@ def load_spec(reference: str) -> KernelSpec:
     specs = {spec.name: spec for spec in list_specs()}
     if text in specs:
         return specs[text]
-    near = get_close_matches(text, specs, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
     raise UserError(
-        f"unknown spec '{reference}'{hint} (shipped: {', '.join(specs) or 'none'}; or give a path to a .py file)"
+        f"unknown spec '{reference}'{suggestion(text, specs)} "
+        f"(shipped: {', '.join(specs) or 'none'}; or give a path to a .py file)"
     )
 
 

@@ -8,8 +8,11 @@ that comes after the compile runs without a GPU.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tunekit.backends import CompileReport, CompileRequest, Phase, files_in
@@ -46,19 +49,34 @@ def compile(request: CompileRequest, implementation: Implementation, build: Buil
     return CompileReport(Status.OK, facts=facts, files=files_in(out, so=so, source=text))
 
 
-def compile_c(source: Path, so: Path, *options: str) -> str | None:
+def compile_c(source: Path, so: Path, *options: str, limit_s: float | None = None) -> str | None:
     """Compile a C file that exports functions through TVM-FFI; why it failed, or None.
+
+    At `limit_s` the compiler is killed with its process group. Without it (where somebody limits this process) the
+    compiler stays in this process's group.
 
     Raises:
         TunekitError: there is no C compiler, or no apache-tvm-ffi.
     """
     includes = [f"-I{directory}" for directory in (Path(__file__).parent, *_ffi_includes())]
     command = [compiler(), *OPTIONS, *options, *includes, "-o", str(so), str(source), "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode == 0:
-        return None
-    words = done.stderr.strip() or "(no message)"
-    return f"{Path(command[0]).name} exited with {done.returncode}: {words[-2000:]}"
+    name = Path(command[0]).name
+    with tempfile.TemporaryFile() as said:  # no pipe, which whatever the compiler leaves behind would hold open
+        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=limit_s is not None)
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"{name} took over {limit_s:g} s; killed"
+        finally:
+            if process.returncode is None:
+                if limit_s is None:
+                    process.kill()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said.seek(0)
+        words = said.read().decode(errors="replace").strip() or "(no message)"
+    return f"{name} exited with {status}: {words[-2000:]}" if status else None
 
 
 def compiler() -> str:

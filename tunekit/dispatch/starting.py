@@ -1,0 +1,79 @@
+"""``tunekit.start_cuda``: a GPU's context, made by a thread while the process imports what it needs."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+
+from tunekit.dispatch import graphs
+from tunekit.dispatch.forked import Guard, renew
+from tunekit.environment import environment
+from tunekit.errors import UserError
+
+logger = logging.getLogger("tunekit")
+
+
+class Starter:
+    """The devices that were asked for, each started once. A forked child may ask again."""
+
+    def __init__(self) -> None:
+        self._guard = Guard()
+        self._asked: set[int] = set()
+        renew(self)
+
+    def start(self, device: int) -> None:
+        with self._guard:
+            if device in self._asked:
+                return
+            self._asked.add(device)
+        # No daemon: a process that ends while the driver starts would crash, so its end waits.
+        thread = threading.Thread(target=_start, args=(device,), name="tunekit-start", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread to be had
+            logger.info("CUDA device %d is not started ahead: %s", device, error)
+
+    def after_fork(self) -> None:
+        self._asked.clear()
+
+
+_starter = Starter()
+
+
+def start_cuda(device: int = 0) -> None:
+    """Have the context of a GPU made in a thread, and return at once: for a process that imports torch next.
+
+    Making it takes 0.15 s and more, which the import then hides. It is the device's primary context, which torch uses
+    too, kept to the process's end. `device` is CUDA's index among those that CUDA_VISIBLE_DEVICES leaves; the driver
+    reads that variable now, so changing it later has no effect. Imports neither torch nor CUDA's run-time library.
+
+    Do not fork after this and use CUDA in the child: CUDA does not work in a process whose parent had started it.
+
+    Whatever fails here (no driver, no such GPU, no memory) is left to the first real use, which raises it.
+
+    Raises:
+        UserError: `device` is no index.
+    """
+    if not isinstance(device, int) or device < 0:
+        raise UserError(f"device is {device!r}; it must be CUDA's index of a GPU, 0 for the first")
+    _starter.start(device)
+
+
+def _start(device: int) -> None:
+    """Retain a primary context by the driver alone and ask NVML for the GPU's facts: calls that let go of the GIL."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    try:
+        driver = ctypes.CDLL(graphs.DRIVER)
+        failed = (
+            driver.cuInit(0)
+            or driver.cuDeviceGet(ctypes.byref(handle), device)
+            or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+        )
+    except (OSError, AttributeError) as error:
+        logger.info("CUDA device %d is not started ahead: %s", device, error)
+        return
+    if failed:
+        logger.info("CUDA device %d is not started ahead: the driver says %d", device, failed)
+    else:
+        environment(device)  # is kept, and the first call's lookup wants it
