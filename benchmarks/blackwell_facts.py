@@ -1,4 +1,4 @@
-"""Static facts of Blackwell attention kernels: ours by default variants, flash-attn-4's and CUTLASS's from their PTX.
+"""Static facts of Blackwell attention kernels: our default variants, flash-attn-4's and CUTLASS's from their PTX.
 
     python benchmarks/blackwell_facts.py [--ptx LABEL=FILE ...] [--json]
 
@@ -23,14 +23,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kernel_specs.kernels.fmha_sm100_pair_space import FIXED
 from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.jobs import Limits, Pool, compile_task
 from tunekit.model import Values
-from tunekit.space import declared_footprint, default_variant
+from tunekit.space import default_variants
 from tunekit.spec import load_spec
 
 ARCH = "sm_100a"
+OURS = {"sm100": "", "sm100_pair": ", 2 CTAs"}
 LIMITS = Limits(trace_s=120.0, backend_s=600.0, memory_bytes=8 * 2**30)
 PREFILL = {"batch": 2, "heads": 16, "kv_heads": 16, "t": 8192, "s_k": 8192}
 WINDOW = {"mask": "window", "window_left": 127, "window_right": 0, "has_lengths": True, "has_sink": True}
@@ -79,41 +81,41 @@ def main() -> None:
 
 
 def ours(problems: dict[str, dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """The facts of the default variant of each problem."""
+    """The facts of each problem's default variants, one of every kernel of ours."""
     spec = load_spec("fmha")
     arch = ARCHES[ARCH]
     with tempfile.TemporaryDirectory() as root, Pool(workers=1, warm=("cutedsl",), limits=LIMITS) as pool:
         for name, given in problems.items():
             problem = spec.problem(given)
-            variant = default_variant(spec, arch, problem)
-            if variant is None:
+            variants = [v for v in default_variants(spec, arch, problem) if v.implementation in OURS]
+            if not variants:
                 yield {"kernel": f"tunekit, {name}", "said": "no default variant fits"}
-                continue
-            unit = units(spec, "fmha", problem, [variant])[0]
-            (result,) = pool.run(
-                [compile_task(unit.request(Path(root) / unit.key[:16], trace_only=False), id=unit.key)]
-            )
-            if not result.ok or result.value is None:
-                yield {"kernel": f"tunekit, {name}", "said": f"{result.status}: {result.reason}"}
-                continue
-            compiled = result.value["compiled"]
-            footprint = declared_footprint(spec.implementation(variant.implementation), arch, problem, variant.tunables)
-            text = Path(result.value["files"]["ptx"]).read_text()
-            yield {
-                "kernel": f"tunekit, {name}",
-                "threads": footprint.threads,
-                "registers": compiled["registers"],
-                "spill_bytes": compiled["spill_bytes"],
-                "smem_bytes": footprint.smem_bytes,
-                "tmem_columns": footprint.tmem_columns,
-                "stages": stages(variant.tunables),
-                **facts_of(text),
-                "variant": str(variant.tunables),
-            }
+            for unit in units(spec, "fmha", problem, variants):
+                (result,) = pool.run(
+                    [compile_task(unit.request(Path(root) / unit.key[:16], trace_only=False), id=unit.key)]
+                )
+                kernel = f"tunekit, {name}{OURS[unit.variant.implementation]}"
+                if not result.ok or result.value is None:
+                    yield {"kernel": kernel, "said": f"{result.status}: {result.reason}"}
+                    continue
+                compiled, tunables = result.value["compiled"], unit.variant.tunables
+                text = Path(result.value["files"]["ptx"]).read_text()
+                yield {
+                    "kernel": kernel,
+                    "threads": unit.declared.threads,
+                    "registers": compiled["registers"],
+                    "spill_bytes": compiled["spill_bytes"],
+                    "smem_bytes": unit.declared.smem_bytes,
+                    "tmem_columns": unit.declared.tmem_columns,
+                    "stages": stages(tunables),
+                    **facts_of(text),
+                    "variant": str(tunables),
+                }
 
 
-def stages(t: Values) -> str:
-    """Stages of K and V, of S for each of the row groups, and the tile."""
+def stages(tunables: Values) -> str:
+    """Stages of K and V, of S for each of the row groups, and the tile of a CTA."""
+    t = Values({**FIXED, **tunables})
     return f"kv {t.kv_stage}, s {t.row_groups}x{t.s_stage}; {t.row_groups}x{t.m_tile}x{t.kv_tile}"
 
 

@@ -190,48 +190,50 @@ if {context!r}:
     torch.zeros(1, device=device)
     torch.cuda.synchronize()
 print(time.monotonic())
-if {serve!r}:
-    import pathlib, tunekit
-    kernel = tunekit.load(spec, **{{name: pathlib.Path(place) for name, place in places.items()}})
-    q = torch.zeros(shape["batch"], 1, shape["heads"], shape["head_dim"], dtype=torch.bfloat16, device=device)
-    k = torch.zeros(shape["batch"], shape["s_k"], 1, shape["head_dim"], dtype=torch.bfloat16, device=device)
-    o = kernel(q, k, k)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    assert not {{"cutlass", "optuna", "rich", "sqlite_utils"}} & set(sys.modules), "a compiler was imported"
+import pathlib, tunekit
+kernel = tunekit.load(spec, **{{name: pathlib.Path(place) for name, place in places.items()}})
+q = torch.zeros(shape["batch"], 1, shape["heads"], shape["head_dim"], dtype=torch.bfloat16, device=device)
+k = torch.zeros(shape["batch"], shape["s_k"], 1, shape["head_dim"], dtype=torch.bfloat16, device=device)
+o = kernel(q, k, k)
+if device == "cuda":
+    torch.cuda.synchronize()
+assert not {{"cutlass", "optuna", "rich", "sqlite_utils"}} & set(sys.modules), "a compiler was imported"
 print(time.monotonic())
 """
 """A process that says when torch is imported, a context is made (where that is asked for), and a result is there."""
 
 
 def start(places: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """Seconds of fresh processes: a name -> one figure for each round, after one that is not counted."""
+    """Seconds in fresh processes: a name -> one figure for each round, after one that is not counted. Printed even if
+    interrupted."""
     stub = {"device": "cpu", "spec": STUB, "places": {name: str(place) for name, place in places.items()}}
     kinds = {"a stub on the CPU": stub}
     if torch.cuda.is_available():
         kinds["the kernel on the GPU"] = {"device": "cuda", "spec": "fmha", "places": {}}
     found: dict[str, list[float]] = {}
-    for round_ in range(max(3, rounds // 3) + 1):
-        for kind, options in kinds.items():
-            taken = one_round(options, backwards=bool(round_ % 2))
-            if round_:
-                for name, seconds in taken.items():
-                    found.setdefault(f"{kind}, {name}", []).append(seconds)
-    print("\nfresh processes, ms: median (least, most). Goal, beyond `import torch`: 150")
-    for name, times in found.items():
-        print(f"  {name}: {statistics.median(times) * 1e3:.0f} ({min(times) * 1e3:.0f}, {max(times) * 1e3:.0f})")
+    try:
+        for round_ in range(max(3, rounds // 3) + 1):
+            for kind, options in kinds.items():
+                taken = one_round(options, backwards=bool(round_ % 2))
+                if round_:
+                    for name, seconds in taken.items():
+                        found.setdefault(f"{kind}, {name}", []).append(seconds)
+    finally:
+        print("\nfresh processes, ms: median (least, most). Goal, beyond `import torch`: 150")
+        for name, times in found.items():
+            middle, least, most = (1e3 * f(times) for f in (statistics.median, min, max))
+            print(f"  {name}: {middle:.0f} ({least:.0f}, {most:.0f}), {len(times)} times")
     return found
 
 
 def one_round(options: dict[str, Any], backwards: bool) -> dict[str, float]:
-    """Figures of processes that follow each other, in turns forwards and backwards.
-
-    From the start of a process to its first result, above that of one to the end of `import torch`: as it is, and with
-    `tunekit.start_cuda` before the import. On a GPU also within one process: the context made first, then the result.
-    """
+    """Figures of processes that follow each other, in turns forwards and backwards: how long a process takes to the end
+    of `import torch`, and from there to its first result: as it is; on a GPU also with `tunekit.start_cuda` before the
+    import, and with a context made first. (The import takes seconds and scatters by more than the rest takes, so
+    processes are not subtracted from each other.)"""
     gpu = options["device"] == "cuda"
-    plain = {"ahead": False, "context": False, "serve": True}
-    kinds = {"import": {**plain, "serve": False}, "plain": plain}
+    plain = {"ahead": False, "context": False}
+    kinds = {"plain": plain}
     if gpu:
         kinds |= {"ahead": {**plain, "ahead": True}, "split": {**plain, "context": True}}
     marks: dict[str, list[float]] = {}
@@ -242,13 +244,15 @@ def one_round(options: dict[str, Any], backwards: bool) -> dict[str, float]:
         if done.returncode:
             raise SystemExit(done.stderr)
         marks[kind] = [float(word) - began for word in done.stdout.split()]
-    imported = marks["import"][0]
-    figures = {"`import torch` alone": imported, "the first result, beyond that": marks["plain"][2] - imported}
+    imported, _, result = marks["plain"]
+    figures = {"`import torch`": imported, "the first result after it": result - imported}
     if gpu:
-        figures["the same after tunekit.start_cuda()"] = marks["ahead"][2] - imported
-        at_import, at_context, at_result = marks["split"]
-        figures["in one process: the CUDA context after the import"] = at_context - at_import
-        figures["in one process: the first result after that"] = at_result - at_context
+        imported, _, result = marks["ahead"]
+        figures["`import torch` after tunekit.start_cuda()"] = imported
+        figures["the first result after that"] = result - imported
+        imported, context, result = marks["split"]
+        figures["a CUDA context after `import torch`"] = context - imported
+        figures["the first result after that context"] = result - context
     return figures
 
 

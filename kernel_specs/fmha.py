@@ -40,7 +40,13 @@ from .attention.inputs import draw
 from .attention.oracle import reference, rounded
 from .attention.signature import AXES, RULES, SIGNATURE
 from .attention.torch_sdpa import torch_sdpa
-from .kernels import fmha_sm90_space, fmha_sm90_split_space, fmha_sm90_wide_space, fmha_sm100_space
+from .kernels import (
+    fmha_sm90_space,
+    fmha_sm90_split_space,
+    fmha_sm90_wide_space,
+    fmha_sm100_pair_space,
+    fmha_sm100_space,
+)
 
 fmha = KernelSpec(
     name="fmha",
@@ -90,6 +96,16 @@ fmha = KernelSpec(
             footprint=fmha_sm100_space.footprint,
             build=fmha_sm100_space.build,
             workspace=fmha_sm100_space.workspace,
+        ),
+        Implementation(
+            name="sm100_pair",
+            requires={"tcgen05"},
+            tunables=fmha_sm100_pair_space.TUNABLES,
+            constraints=fmha_sm100_pair_space.CONSTRAINTS,
+            defaults=fmha_sm100_pair_space.DEFAULTS,
+            footprint=fmha_sm100_pair_space.footprint,
+            build=fmha_sm100_pair_space.build,
+            workspace=fmha_sm100_pair_space.workspace,
         ),
         flash_attn_4_sm90,
         flash_attn_4_sm100,

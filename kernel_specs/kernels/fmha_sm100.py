@@ -25,6 +25,11 @@ How a KV tile i travels (-> is a ring of buffers or a hand-over; its arrivals in
 The tiles of both sources are one sequence under one online softmax. With `num_splits` > 1 the CTAs of a row block share
 it, leave un-normalised partial results in the workspace, and a second kernel merges them (attention/merge.py).
 
+A pair (fmha_sm100_pair_space.py) is a cluster of two CTAs of 64 rows each, whose products are one, of M = 128. The MMA
+warp of the leader, rank 0, issues for both. Each CTA loads Q for its rows, half of a tile's keys of K and half of V's
+columns. What the MMA warp waits for arrives at the leader's barriers, from both CTAs (an arrival a CTA or a warp); what
+it commits arrives at the barriers of both. Where a tile is to be cleared, each CTA clears its part of V and says so.
+
 Tunables: `m_tile`, `row_groups`, `pv_n_tile` (head_dim_v / pv_n_tile CTAs repeat QK and softmax), `kv_tile` keys in a
 tile, `kv_stage` tiles of K, and of V, in flight; `k_sub` stages that a tile of K takes; `s_stage` score tiles in
 flight; `smem_p` PV reads P from SMEM or TMEM; `rescale_log2` powers of two that a row's maximum may grow by before
@@ -33,7 +38,7 @@ O is rescaled; `tma_o` O leaves through SMEM by TMA, or from registers; `num_spl
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, pipeline
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.experimental.primitives import nvvm_wrapper as nvvm
 from cutlass.memory import SmemAllocator, TmemAllocator
 
@@ -46,7 +51,7 @@ from .attention.merge import Combine, partial_outputs, partial_statistics
 from .attention.packing import rows_view
 from .attention.sequences import Sequences, extent
 from .sm100_correction import Correction
-from .sm100_load import Clear, Gather, Load
+from .sm100_load import OWN, Clear, Gather, Load
 from .sm100_mma import Mma, Operands
 from .sm100_plan import GROUP, SWIZZLE_COLUMNS, WARP, Plan
 from .sm100_softmax import Softmax, Statistics
@@ -63,8 +68,8 @@ BY_POINTER = (
 class FmhaForwardSm100:
     """The kernel of one variant."""
 
-    def __init__(self, problem: Values, tunables: Values):
-        self.plan = Plan(problem, tunables)
+    def __init__(self, plan: Plan):
+        self.plan = plan
         count = GROUP * 2
         # Barrier 0 is __syncthreads.
         ids = iter(range(1, 16))
@@ -76,6 +81,7 @@ class FmhaForwardSm100:
         self.handed_over = pipeline.NamedBarrier(next(ids), GROUP + WARP)
         self.factors_full = tuple(pipeline.NamedBarrier(next(ids), count) for _ in groups)
         self.factors_empty = tuple(pipeline.NamedBarrier(next(ids), count) for _ in groups)
+        self.exchanged = pipeline.NamedBarrier(next(ids), GROUP)
 
     # ---- host -------------------------------------------------------------------------------
 
@@ -92,7 +98,11 @@ class FmhaForwardSm100:
         queries, batch = extent(plan.problem, call)
         left, right = call.get("left", Int32(-1)), call.get("right", Int32(-1))
         self.kernel(tensors, tma, call["scale"], left, right).launch(
-            grid=grid(plan, queries, batch), block=(plan.threads, 1, 1), stream=stream, min_blocks_per_mp=1
+            grid=grid(plan, queries, batch),
+            block=(plan.threads, 1, 1),
+            cluster=(plan.ctas, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
         )
         if const_expr(plan.partial):
             Combine(plan.problem.heads, plan.problem.head_dim_v, plan.splits, plan.problem.normalize).launch(
@@ -113,8 +123,11 @@ class FmhaForwardSm100:
         sources = ("",) * plan.dense + ("2",) * (plan.problem.sources == 2 and not plan.problem.gather)
         for source in sources:
             for name in ("k",) if plan.kv_shared else ("k", "v"):
-                keys = _keys_view(call[name + source])
-                atoms[name + source] = self._tma_load(keys, plan.kv_tile, plan.kv_tile)
+                keys = _keys_view(call[("k" if plan.problem.kv_shared else name) + source])
+                rows = plan.own_keys if name == "k" else plan.kv_tile
+                atoms[name + source] = self._tma_load(keys, rows, rows)
+                if name == "v" and plan.pair and plan.ragged:
+                    atoms[name + source + OWN] = self._tma_load(keys, rows, rows, alone=True)
         if plan.tma_o:
             atoms["o"] = cpasync.make_tiled_tma_atom(
                 cpasync.CopyBulkTensorTileS2GOp(),
@@ -124,9 +137,11 @@ class FmhaForwardSm100:
             )
         return {name: (found[0], found[1]) for name, found in atoms.items()}
 
-    def _tma_load(self, tensor, tile, rows: int):
+    def _tma_load(self, tensor, tile, rows: int, alone: bool = False):
+        """Of a pair's loads, those that are not `alone` report to the leader."""
+        ctas = tcgen05.CtaGroup.TWO if self.plan.pair and not alone else tcgen05.CtaGroup.ONE
         return cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(), tensor, views.block_layout(rows), (tile, SWIZZLE_COLUMNS)
+            cpasync.CopyBulkTensorTileG2SOp(ctas), tensor, views.block_layout(rows), (tile, SWIZZLE_COLUMNS)
         )
 
     def _storage(self):
@@ -136,7 +151,8 @@ class FmhaForwardSm100:
         kv_count = 2 * plan.kv_stage
         # The ring that V lies in has a boundary barrier for each source.
         k_count, v_count = (kv_count + 2, 0) if plan.kv_shared else (kv_count, kv_count + 2)
-        v_elements = 0 if plan.kv_shared else plan.kv_stage * plan.kv_tile * plan.pv_n_tile
+        v_elements = 0 if plan.kv_shared else plan.kv_stage * plan.kv_tile * plan.own_columns
+        freed_count, exchange_count = (1, 2 * GROUP) if plan.pair else (0, 0)
         p_elements = stages * plan.p_stage * plan.m_tile * plan.kv_tile if plan.smem_p else 0
 
         @cute.struct
@@ -147,12 +163,14 @@ class FmhaForwardSm100:
             s_barriers: cute.struct.MemRange[Int64, 2 * stages * plan.s_stage]
             p_barriers: cute.struct.MemRange[Int64, 2 * stages * plan.p_stage]
             o_barriers: cute.struct.MemRange[Int64, 2 * stages]
+            freed_barrier: cute.struct.MemRange[Int64, freed_count]
             tmem_base: Int32
             factors: cute.struct.MemRange[Float32, stages * GROUP]
+            exchange: cute.struct.MemRange[Float32, exchange_count]
             # Q, and after the last QK product the O tile on its way out.
             q: cute.struct.Align[cute.struct.MemRange[element, stages * plan.q_elements], BUFFER_ALIGN_BYTES]
             k: cute.struct.Align[
-                cute.struct.MemRange[element, plan.kv_stage * plan.kv_tile * plan.k_columns], BUFFER_ALIGN_BYTES
+                cute.struct.MemRange[element, plan.kv_stage * plan.own_keys * plan.k_columns], BUFFER_ALIGN_BYTES
             ]
             v: cute.struct.Align[cute.struct.MemRange[element, v_elements], BUFFER_ALIGN_BYTES]
             p: cute.struct.Align[cute.struct.MemRange[element, p_elements], BUFFER_ALIGN_BYTES]
@@ -171,17 +189,17 @@ class FmhaForwardSm100:
                 cpasync.prefetch_descriptor(atom)
         storage = SmemAllocator().allocate(self._storage())
         q_full = storage.q_barrier.data_ptr()
-        groups = plan.groups
-        k_ring = rings.Ring(storage.k_barriers.data_ptr(), plan.kv_stage, boundaries=2 * plan.kv_shared)
+        groups, ctas, of_group = plan.groups, plan.ctas, rings.uses_of_groups(plan.pair)
+        k_ring = rings.Ring(storage.k_barriers.data_ptr(), plan.kv_stage, fills=ctas, boundaries=2 * plan.kv_shared)
         v_ring = None
         if const_expr(not plan.kv_shared):
-            v_ring = rings.Ring(storage.v_barriers.data_ptr(), plan.kv_stage, boundaries=2)
-        s_ring = rings.Ring(storage.s_barriers.data_ptr(), groups * plan.s_stage, uses=GROUP)
-        p_ring = rings.Ring(storage.p_barriers.data_ptr(), groups * plan.p_stage, fills=GROUP)
-        o_ring = rings.Ring(storage.o_barriers.data_ptr(), groups, uses=GROUP)
+            v_ring = rings.Ring(storage.v_barriers.data_ptr(), plan.kv_stage, fills=ctas, boundaries=2)
+        s_ring = rings.Ring(storage.s_barriers.data_ptr(), groups * plan.s_stage, uses=of_group)
+        p_ring = rings.Ring(storage.p_barriers.data_ptr(), groups * plan.p_stage, fills=of_group)
+        o_ring = rings.Ring(storage.o_barriers.data_ptr(), groups, uses=of_group)
         if warp == plan.mma_warp:
             with cute.arch.elect_one():
-                cute.arch.mbarrier_init(q_full, 1)
+                cute.arch.mbarrier_init(q_full, ctas)
                 for ring in (k_ring, v_ring, s_ring, p_ring, o_ring):
                     if const_expr(ring is not None):
                         ring.initialise()
@@ -190,13 +208,19 @@ class FmhaForwardSm100:
             storage.tmem_base.ptr,
             barrier_for_retrieve=self.tmem_barrier,
             allocator_warp_id=plan.correction_warp,
+            is_two_cta=plan.pair,
+            two_cta_tmem_dealloc_mbar_ptr=storage.freed_barrier.data_ptr() if plan.pair else None,
         )
-        cute.arch.sync_threads()
+        self._meet()
 
         sequences = Sequences(plan.problem, tensors)
         work = find_work(plan, sequences, left, right)
         statistics = Statistics(
-            storage.factors.get_tensor(cute.make_layout((GROUP, groups))), self.factors_full, self.factors_empty
+            storage.factors.get_tensor(cute.make_layout((GROUP, groups))),
+            self.factors_full,
+            self.factors_empty,
+            storage.exchange.get_tensor(cute.make_layout((GROUP, 2))) if plan.pair else None,
+            self.exchanged,
         )
         softmax_registers, correction_registers, issue_registers, gather_registers = plan.registers
 
@@ -237,7 +261,12 @@ class FmhaForwardSm100:
                 Load(plan, sequences, tma, self._kv_blocks(storage), q_full, k_ring, v_ring, self.handed_over).run(work)
             if warp == plan.mma_warp:
                 all_rings = (k_ring, v_ring, s_ring, p_ring, o_ring)
-                self._multiply(storage, self._tmem_pointer(tmem), q_full, all_rings, work)
+                tmem_ptr = self._tmem_pointer(tmem)
+                if const_expr(plan.pair):
+                    if work.rank == rings.LEADER:
+                        self._multiply(storage, tmem_ptr, q_full, all_rings, work)
+                else:
+                    self._multiply(storage, tmem_ptr, q_full, all_rings, work)
             if const_expr(plan.ragged and plan.dense):
                 if warp >= plan.clear_warp:
                     name, ring = ("k", k_ring) if plan.kv_shared else ("v", v_ring)
@@ -249,6 +278,17 @@ class FmhaForwardSm100:
                 _set_registers(gather_registers, plan)
                 chunks = self._kv(storage, views.chunk_tensor)
                 Gather(plan, tensors, k_ring, v_ring, chunks, self.gather_barrier, self.handed_over).run(work)
+
+        if const_expr(plan.pair):
+            self._meet()
+
+    def _meet(self):
+        """The CTA's threads, and those of its pair: whose barriers are initialised then, or no longer needed."""
+        if self.plan.pair:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
 
     @cute.jit
     def _tmem_pointer(self, tmem):
@@ -287,10 +327,12 @@ class FmhaForwardSm100:
     def _kv(self, storage, view):
         """K and, if it has its own memory, V, by one of the views."""
         plan = self.plan
-        columns = {"k": plan.k_columns} if plan.kv_shared else {"k": plan.k_columns, "v": plan.pv_n_tile}
+        tiles = {"k": (plan.own_keys, plan.k_columns)}
+        if not plan.kv_shared:
+            tiles["v"] = (plan.kv_tile, plan.own_columns)
         return {
-            name: view(getattr(storage, name), plan.kv_tile, width, plan.kv_stage, plan.kv_tile * width)
-            for name, width in columns.items()
+            name: view(getattr(storage, name), rows, columns, plan.kv_stage, rows * columns)
+            for name, (rows, columns) in tiles.items()
         }
 
     def _p_chunks(self, storage):
@@ -334,4 +376,9 @@ def _keys_view(x):
 
 def make_kernel(problem: Values, tunables: Values) -> FmhaForwardSm100:
     """The jit-able object of a variant."""
-    return FmhaForwardSm100(problem, tunables)
+    return FmhaForwardSm100(Plan(problem, tunables))
+
+
+def make_pair_kernel(problem: Values, tunables: Values) -> FmhaForwardSm100:
+    """The same for a pair of CTAs; `tunables`: fmha_sm100_pair_space's, complete."""
+    return FmhaForwardSm100(Plan(problem, tunables, pair=True))

@@ -49,7 +49,7 @@ class Correction(Fixed):
                 self.o_ring.wait_full(o_place)
                 if cute.arch.vote_any_sync(factor != Float32(1.0)):
                     self._rescale(columns, group, factor)
-                rings.arrive(self.o_ring.empty(o_place.index))
+                rings.arrive_group(self.o_ring.empty(o_place.index), plan.pair)
                 o_place.advance()
         for group in cutlass.range_constexpr(plan.groups):
             factor = self._factor(group, me)

@@ -12,6 +12,9 @@ from . import sm100_rings as rings
 from .attention.sequences import Sequences
 from .sm100_plan import GROUP, SWIZZLE_COLUMNS, Fixed, Plan
 
+# The suffix of the loads of a pair that report to their own CTA.
+OWN = " of one CTA"
+
 
 @dataclass(frozen=True)
 class Load(Fixed):
@@ -56,7 +59,7 @@ class Load(Fixed):
 
     def _load_q(self, work):
         plan = self.plan
-        rings.expect(self.q_full, plan.groups * plan.m_tile * plan.head_dim * 2)
+        rings.expect(self.q_full, plan.groups * plan.m_tile * plan.head_dim * 2, plan.pair)
         atom, tensor = self.tma["q"]
         for group, rows in enumerate(work.rows):
             offset = ((0, work.first_query + rows.first_position), 0, 0)
@@ -78,7 +81,8 @@ class Load(Fixed):
     def _load_v(self, work, i, place):
         """The CTA's columns of tile i of V, if V is not K."""
         if const_expr(self.v_ring is not None):
-            place = self._load_stage("v", self.v_ring, work, i, work.column, self.plan.pv_n_tile, place)
+            columns = self.plan.own_columns
+            place = self._load_stage("v", self.v_ring, work, i, work.column + work.rank * columns, columns, place)
         return place
 
     @cute.jit
@@ -98,33 +102,57 @@ class Load(Fixed):
     def _copy_dense(self, name, ring, work, i, column, columns, place):
         tile = work.begin + i
         row, outer = self.sequences.key_place(work.batch, tile, self.plan.kv_tile)
-        barrier = self._barrier(name, ring, place, tile, work.keys, 0)
-        self._copy(name, barrier, work, row, outer, column, columns, place)
+        self._copy_counted(name, 0, ring, work, tile, work.keys, (row, column, work.kv_head, outer), columns, place)
 
     def _copy_second(self, name, ring, work, i, column, columns, place):
         tile = i - work.dense_tiles
-        barrier = self._barrier(name, ring, place, tile, work.keys2, 1)
-        self._copy(name + "2", barrier, work, tile * self.plan.kv_tile, work.batch, column, columns, place)
+        at = (tile * self.plan.kv_tile, column, work.kv_head, work.batch)
+        self._copy_counted(name, 1, ring, work, tile, work.keys2, at, columns, place)
 
-    def _barrier(self, name, ring, place, tile, keys, source: int):
-        """Where the bytes of a tile are counted: the stage's full barrier, or the source's boundary barrier, after
-        which the clearing warps clear the rows past the last key and report the stage full."""
-        needs_clearing = self.plan.ragged and (name == "v" or self.plan.kv_shared)
-        if not needs_clearing:
-            return ring.full(place.index)
-        past_end = Boolean((tile + 1) * self.plan.kv_tile > keys)
-        return ring.barriers + _select(past_end, ring.boundary_at(source), place.index)
+    @cute.jit
+    def _copy_counted(
+        self,
+        name: cutlass.Constexpr,
+        source: cutlass.Constexpr,
+        ring,
+        work,
+        tile,
+        keys,
+        at,
+        columns: cutlass.Constexpr,
+        place,
+    ):
+        """Copies what begins at `at` of the source. The stage's full barrier counts its bytes, or the source's boundary
+        barrier does, after which the clearing warps clear the rows past the last key and report the stage full."""
+        plan, full = self.plan, ring.full(place.index)
+        tensor = name + "2" * source
+        if const_expr(name == "k" and plan.pair):
+            row, column, kv_head, outer = at
+            at = (row + work.rank * plan.own_keys, column, kv_head, outer)
+        if const_expr(not (plan.ragged and (name == "v" or plan.kv_shared))):
+            self._copy(tensor, full, at, columns, place, plan.pair)
+        else:
+            past_end = Boolean((tile + 1) * plan.kv_tile > keys)
+            if const_expr(plan.pair):
+                # Each CTA clears its own columns, and so counts their bytes by itself.
+                if past_end:
+                    self._copy(tensor + OWN, ring.boundary(source), at, columns, place, False)
+                else:
+                    self._copy(tensor, full, at, columns, place, True)
+            else:
+                barrier = ring.barriers + _select(past_end, ring.boundary_at(source), place.index)
+                self._copy(tensor, barrier, at, columns, place, False)
 
-    def _copy(self, name, barrier, work, row, outer, column, columns, place):
-        rings.expect(barrier, self.plan.kv_tile * columns * 2)
+    def _copy(self, name, barrier, at, columns, place, pair):
+        """`columns` columns of K's or V's rows from (row, column, head, outer) on to a stage."""
+        row, column, kv_head, outer = at
+        rows = self.plan.own_keys if name[0] == "k" else self.plan.kv_tile
+        rings.expect(barrier, rows * columns * 2, pair)
         atom, tensor = self.tma[name]
         source = cute.domain_offset((row, column, 0, 0), tensor)
-        to, source = _partition(
-            atom, self.smem[name[0]], cute.zipped_divide(source, (self.plan.kv_tile, SWIZZLE_COLUMNS))
-        )
+        to, source = _partition(atom, self.smem[name[0]], cute.zipped_divide(source, (rows, SWIZZLE_COLUMNS)))
         for block in range(columns // SWIZZLE_COLUMNS):
-            at = (0, block, work.kv_head, outer)
-            cute.copy(atom, source[None, at], to[None, block, place.index], tma_bar_ptr=barrier)
+            cute.copy(atom, source[None, (0, block, kv_head, outer)], to[None, block, place.index], tma_bar_ptr=barrier)
 
 
 def _partition(atom, smem, source):
@@ -132,9 +160,9 @@ def _partition(atom, smem, source):
     return cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), source)
 
 
-@cute.jit
 def _select(condition, yes, no):
-    return Int32(yes) if condition else Int32(no)
+    # Without a branch: with one, the compiler fails on a ring that K and V share, where no mask hides keys.
+    return no + Int32(condition) * (yes - no)
 
 
 @dataclass(frozen=True)
@@ -173,7 +201,7 @@ class Clear(Fixed):
             cute.arch.fence_view_async_shared()
             self.done.arrive_and_wait()
             if thread == 0:
-                rings.arrive(self.ring.full(stage))
+                rings.arrive(self.ring.full(stage), self.plan.pair)
 
 
 @dataclass(frozen=True)
@@ -236,7 +264,7 @@ class Gather(Fixed):
         cute.arch.fence_view_async_shared()
         self.done.arrive_and_wait()
         if thread == 0:
-            rings.arrive(ring.full(place.index))
+            rings.arrive(ring.full(place.index), False)
         place.advance()
         return place
 

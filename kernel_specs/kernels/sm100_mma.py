@@ -15,7 +15,8 @@ from .sm100_plan import Fixed, Plan
 
 @dataclass(frozen=True)
 class Operands(Fixed):
-    """What the products read and write: fragments by (MMA, half, step, stage), accumulators by (MMA, half, stage)."""
+    """What the products read and write: fragments by (MMA, product, step, stage), accumulators by (MMA, product,
+    stage), where products side by side cover a tile of keys or of columns."""
 
     q: Any
     k: Any
@@ -95,16 +96,14 @@ class Mma(Fixed):
             nvvm.tcgen05_fence("after_thread_sync")
             for step in cutlass.range_constexpr(steps):
                 qk.set(tcgen05.Field.ACCUMULATE, part + step != 0)
-                for half in cutlass.range_constexpr(plan.halves):
-                    acc = on.s[None, half, s_place.index]
-                    cute.gemm(
-                        qk, acc, on.q[None, 0, part * steps + step, group], on.k[None, half, step, k_place.index], acc
-                    )
+                for product in cutlass.range_constexpr(plan.s_products):
+                    s, q = on.s[None, product, s_place.index], on.q[None, 0, part * steps + step, group]
+                    cute.gemm(qk, s, q, on.k[None, product, step, k_place.index], s)
             if const_expr(group == plan.groups - 1 or plan.k_sub > 1):
                 if const_expr(not plan.kv_shared):
-                    rings.commit(self.k_ring.empty(k_place.index))
+                    rings.commit(self.k_ring.empty(k_place.index), plan.pair)
                 k_place.advance()
-        rings.commit(self.s_ring.full(s_place.index))
+        rings.commit(self.s_ring.full(s_place.index), plan.pair)
         s_place.advance()
         return qk, k_place, s_place
 
@@ -120,17 +119,15 @@ class Mma(Fixed):
         own = work.pv_slice if const_expr(plan.kv_shared) else 0
         for step in cutlass.range_constexpr(plan.kv_tile // plan.mma_k):
             pv.set(tcgen05.Field.ACCUMULATE, accumulate if step == 0 else True)
-            for half in cutlass.range_constexpr(plan.halves):
-                acc = on.o[None, half, group]
-                cute.gemm(
-                    pv, acc, on.p[None, 0, step, p_place.index], on.v[None, half, step, (own, v_place.index)], acc
-                )
-        rings.commit(self.p_ring.empty(p_place.index))
+            for product in cutlass.range_constexpr(plan.o_products):
+                o, p = on.o[None, product, group], on.p[None, 0, step, p_place.index]
+                cute.gemm(pv, o, p, on.v[None, product, step, (own, v_place.index)], o)
+        rings.commit(self.p_ring.empty(p_place.index), plan.pair)
         p_place.advance()
         if const_expr(group == plan.groups - 1):
             ring = self.k_ring if const_expr(plan.kv_shared) else self.v_ring
-            rings.commit(ring.empty(v_place.index))
+            rings.commit(ring.empty(v_place.index), plan.pair)
             v_place.advance()
-        rings.commit(self.o_ring.full(o_place.index))
+        rings.commit(self.o_ring.full(o_place.index), plan.pair)
         o_place.advance()
         return pv, v_place, p_place, o_place

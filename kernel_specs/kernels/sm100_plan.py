@@ -17,6 +17,7 @@ WARP = 32
 GROUP = 128  # threads of a warp group: one for each lane of tensor memory
 SWIZZLE_COLUMNS = 64  # 16-bit elements of a row that a 128-byte swizzle holds
 LANE = 1 << 16  # a lane of tensor memory, as a step of a float32 pointer; a column is a step of 1
+MMA_N = 256  # the most columns of a product
 HALF_LANES = 16  # lanes of an accumulator of 64 rows in each warp's 32; its other half lies in the others
 
 
@@ -32,10 +33,11 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Plan(Fixed):
-    """One variant. `problem`: the static axes; `tunables`: the knobs."""
+    """One variant. `problem`: the static axes; `tunables`: the knobs; `pair`: whether two CTAs multiply as one."""
 
     problem: Values
     tunables: Values
+    pair: bool = False
 
     @cached_property
     def values(self) -> Values:
@@ -90,8 +92,18 @@ class Plan(Fixed):
 
     @property
     def m_tile(self) -> int:
-        """Query rows of a softmax group: M of both products."""
+        """Query rows of a softmax group."""
         return self.tunables.m_tile
+
+    @property
+    def ctas(self) -> int:
+        """CTAs whose rows, and whose halves of K's keys and V's columns, are one product's."""
+        return 2 if self.pair else 1
+
+    @property
+    def mma_m(self) -> int:
+        """M of both products."""
+        return self.ctas * self.m_tile
 
     @property
     def groups(self) -> int:
@@ -100,7 +112,7 @@ class Plan(Fixed):
 
     @property
     def halves(self) -> int:
-        """Column halves of an accumulator: 2 at M = 64, which leaves 16 of each warp's 32 lanes to the second."""
+        """Lanes that share a row, each with a half of its columns: 2 at 64 rows a CTA."""
         return space.halves(self.values)
 
     @property
@@ -112,6 +124,26 @@ class Plan(Fixed):
     def pv_n_tile(self) -> int:
         """Columns of V and O that a CTA owns."""
         return self.tunables.pv_n_tile
+
+    @property
+    def own_keys(self) -> int:
+        """Keys of a tile of K that a CTA holds: those of the pair are the tile."""
+        return self.kv_tile // self.ctas
+
+    @property
+    def own_columns(self) -> int:
+        """Columns of V that a CTA holds: those of the pair are `pv_n_tile`."""
+        return self.pv_n_tile // self.ctas
+
+    @property
+    def s_products(self) -> int:
+        """Products that cover the keys of a tile, side by side."""
+        return 1 if self.pair else self.halves
+
+    @property
+    def o_products(self) -> int:
+        """Products that cover the columns of O, side by side: one has at most 256 columns."""
+        return self.pv_n_tile // MMA_N if self.pair else self.halves
 
     @property
     def slices(self) -> int:
@@ -180,8 +212,9 @@ class Plan(Fixed):
 
     @property
     def kv_shared(self) -> bool:
-        """Whether V is the first columns of K's tile, in one ring."""
-        return self.problem.kv_shared
+        """Whether V is the first columns of K's tile, in one ring: not in a pair, of which each CTA multiplies by half
+        of K's keys, but by all keys of V."""
+        return self.problem.kv_shared and not self.pair
 
     @property
     def look_ahead(self) -> bool:
@@ -191,12 +224,12 @@ class Plan(Fixed):
     @property
     def qk_tiler(self) -> tuple[int, int, int]:
         """M, N, K of a QK product of one stage."""
-        return self.m_tile, self.kv_tile, self.k_columns
+        return self.mma_m, self.kv_tile, self.k_columns
 
     @property
     def pv_tiler(self) -> tuple[int, int, int]:
         """M, N, K of a PV product."""
-        return self.m_tile, self.pv_n_tile, self.kv_tile
+        return self.mma_m, self.pv_n_tile, self.kv_tile
 
     @property
     def s_columns(self) -> int:

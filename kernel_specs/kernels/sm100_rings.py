@@ -6,18 +6,26 @@ each with its own ``Place`` (CuTeDSL's PipelineState: an index and the parity of
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import pipeline
+from cutlass import const_expr, pipeline
+from cutlass._mlir.dialects.nvvm import MemScopeKind
 from cutlass.cute.nvgpu import tcgen05
 
-from .sm100_plan import Fixed
+from .sm100_plan import GROUP, WARP, Fixed
+
+LEADER = 0  # the rank of the CTA of a pair that multiplies for both
+BOTH = 0b11  # the ranks of a pair
 
 
 @dataclass(frozen=True)
 class Ring(Fixed):
     """``stages`` stages on the mbarriers at ``barriers`` (2 * stages: the full ones, then the empty ones), each of
     which completes after ``fills`` or ``uses`` arrivals. After them come ``boundaries`` more: where a source's last
-    tile is put right before its use, its bytes are counted on one of those, and the stage is reported full later."""
+    tile is put right before its use, its bytes are counted on one of those, and the stage is reported full later.
+
+    Of a pair of CTAs each has the barriers, and waits for its own. The leader's MMA warp uses and fills the stages of
+    both, so what threads of either report arrives at the leader's barriers, and what it commits at those of both."""
 
     barriers: cute.Pointer
     stages: int
@@ -72,18 +80,44 @@ class Ring(Fixed):
             place.advance()
 
 
-def arrive(barrier):
-    """Each calling thread arrives."""
-    cute.arch.mbarrier_arrive(barrier)
+def uses_of_groups(pair: bool) -> int:
+    """Arrivals of a warp group at a ring's barrier, by `arrive_group`: of its threads, or of a pair's warps."""
+    return 2 * GROUP // WARP if pair else GROUP
 
 
-def expect(barrier, size: int):
-    """One thread of the calling warp arrives; the phase also waits for `size` bytes of TMA."""
+@cute.jit
+def arrive_group(barrier, pair: cutlass.Constexpr):
+    """All threads of a warp group arrive: each by itself, or, since the other CTA's memory is far, a warp at once."""
+    if const_expr(pair):
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            arrive(barrier, pair)
+    else:
+        arrive(barrier, pair)
+
+
+def arrive(barrier, pair: bool):
+    """Each calling thread arrives, at the barrier of the leader of a pair."""
+    if pair:
+        cute.arch.mbarrier_arrive(barrier, LEADER, scope=MemScopeKind.CLUSTER)
+    else:
+        cute.arch.mbarrier_arrive(barrier)
+
+
+def expect(barrier, size: int, pair: bool):
+    """One thread of the calling warp arrives, likewise; the phase also waits for `size` bytes of TMA."""
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
+        if pair:
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, size, LEADER, scope=MemScopeKind.CLUSTER)
+        else:
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
 
 
-def commit(barrier):
-    """One arrival, when every tcgen05 operation that this warp issued so far is complete."""
+def commit(barrier, pair: bool):
+    """One arrival, at the barriers of both CTAs of a pair, when every tcgen05 operation that this warp issued so far is
+    complete."""
     with cute.arch.elect_one():
-        tcgen05.commit(barrier)
+        if pair:
+            tcgen05.commit(barrier, BOTH, tcgen05.CtaGroup.TWO)
+        else:
+            tcgen05.commit(barrier)

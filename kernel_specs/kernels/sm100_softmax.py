@@ -21,11 +21,14 @@ LN_2 = math.log(2.0)
 @dataclass(frozen=True)
 class Statistics(Fixed):
     """The factors that a softmax group hands to the correction warps, a float32 a thread, and the named barriers of
-    the hand-over: by group, full and empty."""
+    the hand-over: by group, full and empty. In a pair, threads of different warps share a row, and tell each other what
+    they found of it through `exchange`."""
 
     factors: Any  # (thread, group)
     full: tuple[Any, ...]
     empty: tuple[Any, ...]
+    exchange: Any  # (thread, turn)
+    exchanged: Any  # a named barrier
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class RowOfThread(Fixed):
     """Which row a thread of a warp group works on, and which half of an accumulator's columns it holds.
 
     At M = 128, thread t owns row t. At M = 64, rows 16 w to 16 w + 15 lie in lanes 0-15 of warp w, the first half of
-    their columns, and in lanes 16-31, the second half: two threads share a row.
+    their columns, and in lanes 16-31, the second half: two threads share a row. In a pair, a CTA's 64 rows lie in lanes
+    0-63, the first half, and in lanes 64-127.
     """
 
     thread: Any
@@ -45,6 +49,8 @@ class RowOfThread(Fixed):
         thread = cute.arch.thread_idx()[0] % GROUP
         if plan.halves == 1:
             return RowOfThread(thread, thread, Int32(0))
+        if plan.pair:
+            return RowOfThread(thread, thread % plan.m_tile, thread // plan.m_tile)
         lane = thread % WARP
         return RowOfThread(thread, thread // WARP * HALF_LANES + lane % HALF_LANES, lane // HALF_LANES)
 
@@ -82,7 +88,7 @@ class Softmax(Fixed):
         for i in cutlass.range(work.first, work.last, unroll=1):
             scores = self._read(columns, s_place)
             self._mask(scores, work, i, first_key, end_key, me)
-            peak = self._row_max(scores, peak)
+            peak = self._row_max(scores, peak, i, me)
             base, factor = self._follow(peak, base, scale_log2)
             if i > work.first:
                 if i > work.first + 1:
@@ -97,7 +103,7 @@ class Softmax(Fixed):
                 p_place.advance()
 
         if const_expr(plan.halves == 2):
-            total = total + cute.arch.shuffle_sync_bfly(total, offset=HALF_LANES)
+            total = total + self._other_half(total, work.last, me)
         exists = Boolean(position < work.queries)
         if const_expr(plan.problem.gather):
             exists = Boolean(me.row < plan.rows)
@@ -117,7 +123,7 @@ class Softmax(Fixed):
         scores = columns.load(self.plan.tmem.s + place.index * self.plan.s_columns, self.plan.s_columns)
         cute.arch.fence_view_async_tmem_load()
         nvvm.tcgen05_fence("before_thread_sync")
-        rings.arrive(self.s_ring.empty(place.index))
+        rings.arrive_group(self.s_ring.empty(place.index), self.plan.pair)
         return scores
 
     @cute.jit
@@ -177,15 +183,28 @@ class Softmax(Fixed):
         return cute.arch.vote_ballot_sync(entry >= 0)
 
     @cute.jit
-    def _row_max(self, scores, peak):
-        """The maximum of the row's scores and `peak`, in four chains so that they overlap."""
+    def _row_max(self, scores, peak, i, me: cutlass.Constexpr):
+        """The maximum of the row's scores of tile i and `peak`, in four chains so that they overlap."""
         chains = [cute.arch.fmax(peak, scores[0]), scores[1], scores[2], scores[3]]
         for j in cutlass.range_constexpr(4, cute.size(scores)):
             chains[j % 4] = cute.arch.fmax(chains[j % 4], scores[j])
         highest = cute.arch.fmax(cute.arch.fmax(chains[0], chains[1]), cute.arch.fmax(chains[2], chains[3]))
         if const_expr(self.plan.halves == 2):
-            highest = cute.arch.fmax(highest, cute.arch.shuffle_sync_bfly(highest, offset=HALF_LANES))
+            highest = cute.arch.fmax(highest, self._other_half(highest, i, me))
         return highest
+
+    @cute.jit
+    def _other_half(self, value, turn, me: cutlass.Constexpr):
+        """The value of the thread that has the other half of the row's columns; `turn` counts such exchanges, of which
+        two use different memory: who is at the second one has read what the first one brought."""
+        if const_expr(self.plan.pair):
+            exchange = self.statistics.exchange
+            exchange[me.thread, turn % 2] = value
+            self.statistics.exchanged.arrive_and_wait()
+            other = exchange[me.thread ^ self.plan.m_tile, turn % 2]
+        else:
+            other = cute.arch.shuffle_sync_bfly(value, offset=HALF_LANES)
+        return other
 
     @cute.jit
     def _follow(self, peak, base, scale_log2):
@@ -235,7 +254,7 @@ class Softmax(Fixed):
             columns.store(pairs, plan.tmem.p + place.index * plan.tmem.p_stride)
             cute.arch.fence_view_async_tmem_store()
             nvvm.tcgen05_fence("before_thread_sync")
-        rings.arrive(self.p_ring.full(place.index))
+        rings.arrive_group(self.p_ring.full(place.index), plan.pair)
 
     @cute.jit
     def _last_factor(self, head, exists, peak, base, total, scale_log2):

@@ -10,7 +10,7 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from .sm100_plan import GROUP, HALF_LANES, LANE, SWIZZLE_COLUMNS, Fixed, Plan
+from .sm100_plan import GROUP, HALF_LANES, LANE, MMA_N, SWIZZLE_COLUMNS, Fixed, Plan
 
 # The columns that one tcgen05.ld or .st of a warp moves (32 lanes x 32 columns).
 COPY_COLUMNS = 32
@@ -61,16 +61,16 @@ class Products(Fixed):
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        element, halves = plan.element, plan.halves
-        one_cta = tcgen05.CtaGroup.ONE
+        element = plan.element
+        ctas = tcgen05.CtaGroup.TWO if plan.pair else tcgen05.CtaGroup.ONE
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         m, kv_tile, _ = plan.qk_tiler
         p_source = tcgen05.OperandSource.SMEM if plan.smem_p else tcgen05.OperandSource.TMEM
         self.qk = sm100.make_trivial_tiled_mma(
-            element, element, k_major, k_major, Float32, one_cta, (m, kv_tile // halves)
+            element, element, k_major, k_major, Float32, ctas, (m, kv_tile // plan.s_products)
         )
         self.pv = sm100.make_trivial_tiled_mma(
-            element, element, k_major, mn_major, Float32, one_cta, (m, plan.pv_n_tile // halves), p_source
+            element, element, k_major, mn_major, Float32, ctas, (m, plan.pv_n_tile // plan.o_products), p_source
         )
 
     def q_layout(self):
@@ -79,17 +79,17 @@ class Products(Fixed):
         return self._staged(tile, cute.make_layout(self.plan.groups, stride=self.plan.q_elements))
 
     def k_layout(self):
-        """(MMA, half, MMA_K, stage)."""
-        tile = sm100.make_smem_layout_b(self.qk, self.plan.qk_tiler, self.plan.element, 1)
-        _, rows, columns = self.plan.qk_tiler
-        return self._staged(tile, cute.make_layout(self.plan.kv_stage, stride=rows * columns))
+        """(MMA, product, MMA_K, stage)."""
+        plan = self.plan
+        tile = sm100.make_smem_layout_b(self.qk, plan.qk_tiler, plan.element, 1)
+        return self._staged(tile, cute.make_layout(plan.kv_stage, stride=plan.own_keys * plan.k_columns))
 
     def v_layout(self):
-        """(MMA, half, MMA_K, (slice, stage)): a CTA's own columns, which in K's ring are a slice of the stage."""
+        """(MMA, product, MMA_K, (slice, stage)): a CTA's own columns, which in K's ring are a slice of the stage."""
         plan = self.plan
         tile = sm100.make_smem_layout_b(self.pv, plan.pv_tiler, plan.element, 1)
         slices = plan.slices if plan.kv_shared else 1
-        stage = plan.kv_tile * (plan.head_dim if plan.kv_shared else plan.pv_n_tile)
+        stage = plan.kv_tile * (plan.head_dim if plan.kv_shared else plan.own_columns)
         return self._staged(
             tile, cute.make_layout((slices, plan.kv_stage), stride=(plan.kv_tile * plan.pv_n_tile, stage))
         )
@@ -105,22 +105,25 @@ class Products(Fixed):
         return cute.append(cute.select(tile.outer, mode=[0, 1, 2]), stages)
 
     def scores(self, tmem_ptr):
-        """S as the accumulator of QK: (MMA, half, stage)."""
+        """S as the accumulator of QK: (MMA, product, stage)."""
         plan = self.plan
         layout = self.qk.make_fragment_C(self.qk.partition_shape_C(plan.qk_tiler[:2])).layout
         stages = cute.make_layout(plan.groups * plan.s_stage, stride=plan.s_columns)
-        return self._accumulator(tmem_ptr + plan.tmem.s, layout, stages)
+        return self._accumulator(tmem_ptr + plan.tmem.s, layout, plan.s_products, stages)
 
     def outputs(self, tmem_ptr):
-        """O as the accumulator of PV: (MMA, half, group)."""
+        """O as the accumulator of PV: (MMA, product, group)."""
         plan = self.plan
         layout = self.pv.make_fragment_C(self.pv.partition_shape_C(plan.pv_tiler[:2])).layout
-        return self._accumulator(tmem_ptr + plan.tmem.o, layout, cute.make_layout(plan.groups, stride=plan.o_columns))
+        stages = cute.make_layout(plan.groups, stride=plan.o_columns)
+        return self._accumulator(tmem_ptr + plan.tmem.o, layout, plan.o_products, stages)
 
-    def _accumulator(self, pointer, layout, stages):
-        halves = cute.make_layout(self.plan.halves, stride=HALF_LANES * LANE)
+    def _accumulator(self, pointer, layout, count: int, stages):
+        """`count` products side by side: in the lanes that M = 64 leaves, or in the next columns of a pair's M = 128,
+        which takes half as many columns as its N."""
+        products = cute.make_layout(count, stride=MMA_N // 2 if self.plan.pair else HALF_LANES * LANE)
         atom = cute.select(layout, mode=[0])
-        return cute.make_tensor(pointer, cute.append(cute.append(atom, halves), stages))
+        return cute.make_tensor(pointer, cute.append(cute.append(atom, products), stages))
 
     def probabilities(self, tmem_ptr):
         """P in tensor memory as the A operand of PV: (MMA, MMA_M, MMA_K, stage)."""

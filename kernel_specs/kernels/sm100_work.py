@@ -21,6 +21,7 @@ class Work(NamedTuple):
     """The tiles of both sources are counted as one sequence: source 1's from `begin` on, then source 2's from 0 on. The
     CTA visits ``first <= i < last`` of it; ``i < dense_tiles`` is tile ``begin + i`` of source 1."""
 
+    rank: Int32  # of the CTA in its pair
     batch: Int32
     kv_head: Int32
     pv_slice: Int32
@@ -56,7 +57,7 @@ def row_blocks(plan: Plan, queries):
 
 def grid(plan: Plan, queries, batch):
     """CTAs along x (row blocks), y (KV heads and slices of O's columns), z (sequences and splits of the keys)."""
-    blocks = cute.ceil_div(row_blocks(plan, queries), plan.groups)
+    blocks = cute.round_up(cute.ceil_div(row_blocks(plan, queries), plan.groups), plan.ctas)
     return blocks, plan.problem.kv_heads * plan.slices, batch * plan.splits
 
 
@@ -64,6 +65,7 @@ def grid(plan: Plan, queries, batch):
 def find_work(plan: cutlass.Constexpr, sequences: cutlass.Constexpr, left, right):
     """This CTA's work."""
     x, y, z = cute.arch.block_idx()
+    rank = x % plan.ctas
     if const_expr(plan.problem.mask in ("causal", "causal_top_left")):
         # Late positions see the most keys: the longest CTAs start first, so that the short ones fill the gaps.
         blocks, _, _ = cute.arch.grid_dim()
@@ -72,9 +74,14 @@ def find_work(plan: cutlass.Constexpr, sequences: cutlass.Constexpr, left, right
     queries = sequences.queries(batch)
     keys, begin, dense_tiles, full_begin, full_end = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
     rows = tuple(_rows(plan, x * plan.groups + group, y // plan.slices) for group in range(plan.groups))
+    # A pair visits the tiles of the rows of both.
+    first_block = x // plan.ctas * plan.ctas
+    all_rows = (
+        rows if not plan.pair else tuple(_rows(plan, first_block + i, y // plan.slices) for i in range(plan.ctas))
+    )
     first_position = rows[0].first_position
     last_position = first_position
-    for one in rows:
+    for one in all_rows:
         first_position = cutlass.min(first_position, one.first_position)
         last_position = cutlass.max(last_position, one.first_position + plan.positions - 1)
     exists = Boolean(first_position < queries)
@@ -92,6 +99,7 @@ def find_work(plan: cutlass.Constexpr, sequences: cutlass.Constexpr, left, right
     all_tiles = dense_tiles + cute.ceil_div(keys2, plan.kv_tile) * Int32(exists)
     split = z % plan.splits
     return Work(
+        rank=rank,
         batch=batch,
         kv_head=y // plan.slices,
         pv_slice=y % plan.slices,

@@ -51,6 +51,10 @@ COMBINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"has_sink": True},
         WIDE,
     ),
+    "lengths of shared KV": (
+        {**GQA, "batch": 2, "t": 1, "s_k": 100, "head_dim": 64, "kv_shared": True, "has_lengths": True},
+        {"pv_n_tile": 64, "kv_tile": 64},
+    ),
     "pages, a split of the keys, 64 rows": (
         {**ODD, "batch": 2, "t": 20, "s_k": 200, "head_dim": 128, "page": 64, "has_lengths": True, "normalize": False},
         {"m_tile": 64, "kv_tile": 64, "smem_p": True, "pv_n_tile": 128, "num_splits": 2, **SPLIT},
@@ -94,6 +98,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "pages": {**GQA, "batch": 4, "t": 3, "s_k": 256, "page": 128, "has_lengths": True, "mask": "causal"},
     "packed": {**GQA, "batch": 3, "t": 70, "s_k": 150, "varlen": True, "mask": "causal", "return_lse": True},
     "shared KV": {**MQA, "s_k": 150, "kv_shared": True},
+    "lengths of shared KV": {**MQA, "batch": 4, "t": 2, "s_k": 150, "kv_shared": True, "has_lengths": True},
     "fp16": {**ODD, "t": 5, "s_k": 150, "dtype": "float16"},
 }
 SHAPES: dict[str, dict[str, Any]] = {

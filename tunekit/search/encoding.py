@@ -4,7 +4,9 @@ Each candidate is a row of integer codes, one a coordinate. The coordinates are
 the implementation, the tunables, and products of two sizes: a kernel's speed
 often follows a product (threads are block_x times block_y, work per thread
 tile_x times tile_y), and authors declare the factors side by side, so the sizes
-are taken two by two in the order declared. Only the first `tunables` coordinates say what is a neighbour.
+are taken two by two in the order declared. Where a size has many values that
+are no powers of two, the power that divides each is a coordinate too: warps,
+banks and cache lines favour it. Only the first `tunables` coordinates say what is a neighbour.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ Floats = NDArray[np.float64]
 
 T = TypeVar("T")
 _ABSENT = object()
+# Sizes of fewer values get no coordinate for their alignment: the results tell those few apart.
+_MANY = 8
 
 
 def in_order(items: Sequence[T], predicted: Sequence[float | None]) -> list[T]:
@@ -112,6 +116,9 @@ class Space(Sequence[Variant]):
         encoded = [(name, *_encode(column)) for name, column in columns]
         for (first, left), (second, right) in zip(numeric[::2], numeric[1::2]):  # noqa: B905 - an odd last one has no pair
             encoded.append((f"{first} * {second}", *_encode_logs(np.round(left + right, 9))))
+        for name, column in columns:
+            if _aligns(column):
+                encoded.append((f"alignment of {name}", *_encode_logs(np.log([_alignment(x) for x in column]))))
         codes = np.array([codes for _, codes, _ in encoded], dtype=np.int16).reshape(len(encoded), len(self)).T
         return np.ascontiguousarray(codes), tuple(Coordinate(name, d) for name, _, d in encoded), count
 
@@ -127,6 +134,18 @@ def _is_number(value: object) -> bool:
 def _sizes(column: Sequence[Any]) -> bool:
     """Whether a column holds sizes: numbers over 0, at least three of them."""
     return all(_is_number(value) and value > 0 for value in column) and len(set(column)) > 2
+
+
+def _aligns(column: Sequence[Any]) -> bool:
+    """Whether a column holds whole sizes, many of them, that aren't all powers of two."""
+    if not _sizes(column) or len(set(column)) < _MANY or not all(float(value).is_integer() for value in column):
+        return False
+    return any(_alignment(value) != value for value in column)
+
+
+def _alignment(value: float) -> float:
+    """The largest power of two that divides a whole number over 0."""
+    return float(int(value) & -int(value))
 
 
 def _encode(column: Sequence[Any]) -> tuple[NDArray[np.intp], Floats]:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from tunekit.search.encoding import Codes, Floats
 
 # The prior's mean and deviation of log l, logit r and log noise, and their bounds. The times are standardised and
-# distances end at 1: two thirds of the range is "smooth unless the data say otherwise", noise 1 % of the variance.
-_MEAN = (np.log(0.7), 1.0, np.log(1e-2))
+# distances end at 1: two thirds of the range is "smooth unless the data say otherwise", half of a coordinate's effect
+# is its own, noise 1 % of the variance.
+_MEAN = (np.log(0.7), 0.0, np.log(1e-2))
 _DEVIATION = (1.0, 1.5, 2.0)
 _BOUNDS = ((np.log(0.03), np.log(30.0)), (-6.0, 6.0), (np.log(1e-6), 0.0))
 # Added to the diagonal whatever the noise: below it, a factor in single precision is not positive.

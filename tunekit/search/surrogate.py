@@ -4,9 +4,13 @@ The times' logarithms, standardised, are half replaced by their normal ranks: a
 few variants that are fifty times slower must not hide what parts the best. The
 next candidate is that of the largest expected improvement times the chance
 that it runs at all, over every open candidate (a pool of them, in a large
-space); each `LOCAL`-th is chosen among the neighbours of the best candidate
-that has an open one. Candidates that are out count as measured, without a
-result, so that a batch spreads.
+space). Candidates that are out count as measured, without a result, so that a
+batch spreads.
+
+Early on, deviations are taken the wider the longer no result was clearly
+better: otherwise a few dozen evaluations go into the last percents of the
+first good region, and another is never seen. That fades out; then each
+`LOCAL`-th is chosen among the neighbours of the best candidate that has an open one.
 
 A failure has no time, so it is in no mean. What fails is learned by itself: a
 second process, with a covariance of its own, over "ran" and "failed".
@@ -14,6 +18,7 @@ second process, with a covariance of its own, over "ran" and "failed".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
@@ -43,7 +48,13 @@ HELD = 600
 POOL = 16_384
 # What surely fails is tried last, in the order of its gain.
 LEAST_CHANCE = 1e-3
-# Every fourth proposal is a neighbour of the best: it finds what the model smooths over.
+# Deviations are taken 10 % wider for each result since the best was last undercut by 3 %, at most 2.5 times as wide;
+WIDER = 0.1
+WIDEST = 2.5
+BETTER = 0.97
+# in full up to the first of these numbers of results, then ever less, and from the second on not at all.
+EXPLORING = (40, 80)
+# Once that fades, every fourth proposal is a neighbour of the best: it finds what the model smooths over.
 LOCAL = 4
 
 
@@ -60,6 +71,8 @@ class Surrogate:
         self._times: dict[int, float] = {}  # microseconds, by candidate, in the order told
         self._failed: list[int] = []
         self._out: list[int] = []
+        self._mark = math.inf  # the last time that was clearly better than those before, and the results since
+        self._since = 0
         self._proposed = 0
         self._covariance: Covariance | None = None
         self._failing: Covariance | None = None
@@ -87,8 +100,11 @@ class Surrogate:
                 self._out.remove(number)
             if number in self._times or number in self._failed:
                 continue
+            self._since += 1
             if result.time_us is not None:
                 self._times[number] = result.time_us
+                if result.time_us < BETTER * self._mark:
+                    self._mark, self._since = result.time_us, 0
             elif result.failed:
                 self._failed.append(number)
 
@@ -100,12 +116,19 @@ class Surrogate:
         if len(self._times) < MEASURED:
             return self._unlike_the_failed()
         view = self._current()
-        gain = view.gain(self._out)
-        if self._proposed % LOCAL == 0:
+        exploring = self._exploring()
+        gain = view.gain(self._out, 1 + exploring * min(WIDER * self._since, WIDEST - 1))
+        if exploring < 1 and self._proposed % LOCAL == 0:
             near = self._near_the_best(view)
             if len(near):
                 return int(view.pool[near[np.argmax(gain[near])]])
         return int(view.pool[np.argmax(gain)])
+
+    def _exploring(self) -> float:
+        """From 1, at the beginning, to 0."""
+        full, none = EXPLORING
+        known = len(self._times) + len(self._failed) + len(self._out)
+        return min(1.0, max(0.0, (none - known) / (none - full)))
 
     def _unlike_the_failed(self) -> int:
         """An open candidate at random; of a few, the one that shares least with what failed."""
@@ -227,13 +250,13 @@ class _View:
         self._open = is_open
         self._chance = self.runs.chance(times, failed) if self.runs else np.ones(len(self.pool), np.float32)
 
-    def gain(self, out: Sequence[int]) -> Floats:
-        """The expected improvement of each candidate of the pool; -1 where it is not open."""
+    def gain(self, out: Sequence[int], wider: float) -> Floats:
+        """The expected improvement of each candidate of the pool, deviations `wider` times theirs; -1 if not open."""
         for number in out:
             if number not in self._out:
                 self._posterior.add(self._codes[number])
                 self._out.append(number)
-        deviation = np.sqrt(self._posterior.variance() * self._scale)
+        deviation = wider * np.sqrt(self._posterior.variance() * self._scale)
         z = (self._least - self._mean) / deviation
         gain = deviation * (z * _below(z) + np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
         gain *= self._chance
