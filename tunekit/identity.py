@@ -27,7 +27,7 @@ from tunekit.model import Values, Variant, to_json
 
 TOOLCHAIN = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 INSTALLED = frozenset({"site-packages", "dist-packages", "dsl_packages"})
-VERSION = "Version:"
+VERSION = "version:"
 STDLIB = Path(inspect.__file__).resolve().parent
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -59,7 +59,7 @@ def distribution_version(name: str) -> str | None:
     """
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return _version_by_importlib(name)
-    if any(map(os.path.isfile, sys.path)):  # an archive
+    if any(os.path.isfile(entry) or str(entry).endswith(".egg") for entry in sys.path):  # an archive, or an egg
         return _version_by_importlib(name)
     return next((found for entry in sys.path if (found := _version_in(entry or ".", _normal(name)))), None)
 
@@ -83,7 +83,9 @@ def _version_in(directory: str, normal: str) -> str | None:
         for entry in os.listdir(directory):
             base, _, ending = entry.rpartition(".")
             if ending in ("dist-info", "egg-info") and _normal(base.partition("-")[0]) == normal:
-                return _version_of(Path(directory, entry))
+                found = _version_of(Path(directory, entry))
+                if found:  # else it is what an uninstallation left
+                    return found
     return None
 
 
@@ -91,8 +93,8 @@ def _version_of(record: Path) -> str | None:
     """The version that the metadata of an installed distribution states: a header of a file, or of `record` itself."""
     for file in (record / "METADATA", record / "PKG-INFO", record):
         with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
-            headers = itertools.takewhile(str.strip, lines)
-            return next((line[len(VERSION) :].strip() for line in headers if line.startswith(VERSION)), None)
+            headers = itertools.takewhile("\n".__ne__, lines)
+            return next((line[len(VERSION) :].strip() for line in headers if line.lower().startswith(VERSION)), None)
     return None
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from tunekit.backends import CompileRequest, entry
+from tunekit.backends.host import compile_c
 from tunekit.backends.load import load_artifact
 from tunekit.errors import TunekitError
 from tunekit.model import Values
@@ -135,3 +139,51 @@ def test_loading_imports_no_compiler(tmp_path, kernel):
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", source], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def as_compiler(monkeypatch, directory: Path, script: str) -> None:
+    """Have `script` found as the machine's C compiler."""
+    directory.mkdir()
+    (directory / "cc").write_text(script)
+    (directory / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    path = tmp_path / "out" / "source.c"
+    path.parent.mkdir()
+    path.write_text("int answer(void) { return 42; }\n")
+    return path
+
+
+@pytest.mark.parametrize("script", ["garbage", "#!/nowhere/sh\n"])
+def test_a_compiler_that_the_system_cannot_run_is_a_reason(monkeypatch, tmp_path, source, script):
+    as_compiler(monkeypatch, tmp_path / "bin", script)
+    assert "cc can't be run: [Errno" in str(compile_c(source, source.with_suffix(".so")))
+
+
+def test_a_compile_needs_no_other_directory_than_its_own(monkeypatch, tmp_path, source):
+    """As where /tmp can't be written."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert compile_c(source, source.with_suffix(".so")) is None
+    assert sorted(path.name for path in source.parent.iterdir()) == ["source.c", "source.so"]
+
+
+def test_what_a_killed_compiler_leaves_lies_beside_its_output(monkeypatch, tmp_path, source):
+    as_compiler(monkeypatch, tmp_path / "bin", '#!/bin/sh\necho > "$TMPDIR/left"\nsleep 600\n')
+    assert compile_c(source, source.with_suffix(".so"), limit_s=0.5) == "cc took over 0.5 s; killed"
+    assert (source.parent / "left").exists()
+
+
+def test_only_the_end_of_what_a_compiler_says_is_read(monkeypatch, tmp_path, source):
+    as_compiler(monkeypatch, tmp_path / "bin", "#!/bin/sh\nyes | head -c 50000000\necho the reason >&2\nexit 1\n")
+    tracemalloc.start()
+    try:
+        failed = str(compile_c(source, source.with_suffix(".so")))
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert failed.startswith("cc exited with 1: ") and failed.endswith("the reason") and len(failed) < 2100
+    assert most_bytes < 5_000_000

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -113,6 +114,37 @@ def test_without_a_driver_nothing_is_asked(kernel, tmp_path, monkeypatch, driver
     graphs._exchange.cache_clear()
     assert kernel(torch.ones(64, 64))[0, 0] == 0.5
     assert seen == [("load", THREAD_LOCAL), ("launch", THREAD_LOCAL)]
+
+
+def test_the_mode_is_given_back_where_ctrl_c_comes_at_the_exchange(driver, monkeypatch):
+    exchange, calls = graphs._exchange(), []
+
+    def interrupted(mode) -> int:
+        exchange(mode)
+        calls.append(driver.mode)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(graphs, "_exchange", lambda: interrupted)
+        with pytest.raises(KeyboardInterrupt), graphs.beside_captures():
+            pass
+    assert calls == [RELAXED, THREAD_LOCAL] and driver.mode == THREAD_LOCAL
+
+
+def test_modes_nest(driver):
+    with graphs.beside_captures(), graphs.beside_captures() as allowed:
+        assert allowed and driver.mode == RELAXED
+    assert driver.mode == THREAD_LOCAL
+
+
+def test_while_another_thread_imports_torch_cuda_is_not_in_use(monkeypatch):
+    """A watcher looks then, where a kernel is loaded before torch is."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert not graphs.capturing()
+    with graphs.beside_captures() as allowed:
+        assert allowed
 
 
 def test_a_thread_that_captures_is_refused_as_ever(kernel, driver, seen, monkeypatch):

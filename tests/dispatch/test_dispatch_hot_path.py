@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import errno
 import gc
 import logging
 import os
@@ -456,6 +457,20 @@ def test_a_compiler_that_succeeds_in_making_nothing(tuned, monkeypatch, tmp_path
     assert "calls are dispatched in Python" in caplog.text
     if "cp" not in command:
         assert not [key for key in ArtifactStore(tuned.artifacts).keys() if "-" in key]  # noqa: SIM118 (a method)
+
+
+def test_a_native_half_that_there_is_nowhere_to_put(tuned, monkeypatch, caplog):
+    """As where neither the store nor a temporary directory can be written."""
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+
+    def full(store, part) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(native, "publish", full)
+    monkeypatch.setattr(native, "_loaded", {})
+    kernel = tunekit.load(tuned.reference, **tuned.places)
+    assert kernel(torch.ones(8, 64))[0, 0] == 0.5 and not kernel.native
+    assert "calls are dispatched in Python, at some microseconds each: [Errno 28]" in caplog.text
 
 
 HANGS = """#!/bin/sh

@@ -86,6 +86,19 @@ def test_what_fails_is_left_to_the_first_real_use(driver, tmp_path, monkeypatch,
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_broken_nvml_is_left_to_the_first_real_use_too(driver, monkeypatch):
+    raised: list[object] = []
+
+    def broken(device: int) -> None:
+        raise RuntimeError("another pynvml")
+
+    monkeypatch.setattr(starting, "environment", broken)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    tunekit.start_cuda()
+    started()
+    assert driver.retained == [1, 0] and raised == []
+
+
 def test_no_thread_to_be_had_is_no_error(driver, monkeypatch):
     def start(self) -> None:
         raise RuntimeError("can't start new thread")
@@ -95,7 +108,7 @@ def test_no_thread_to_be_had_is_no_error(driver, monkeypatch):
     assert driver.inits == 0
 
 
-@pytest.mark.parametrize("device", [-1, "0", None])
+@pytest.mark.parametrize("device", [-1, "0", None, True, 2**32, 2**64])
 def test_a_device_that_is_no_index_is_said(driver, device):
     with pytest.raises(UserError, match=r"device is .*; it must be CUDA's index of a GPU"):
         tunekit.start_cuda(device)

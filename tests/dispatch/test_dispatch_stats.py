@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 import threading
 import time
 import weakref
+from collections import Counter, deque
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,6 +139,43 @@ def test_counters_do_not_fall_while_kernels_come_and_go(tuned):
         thread.join(20)
     exact = totals()['tunekit_problems_total{spec="host_scale",level="exact"}']
     assert totals()['tunekit_calls_total{spec="host_scale",level="exact"}'] == 3 * exact > 0
+
+
+class Loaded:
+    """What is counted of a kernel, without one."""
+
+    spec = SimpleNamespace(name="none")
+
+
+def test_a_background_compile_that_outlives_its_kernel_counts():
+    counts, kernel = Counter(loaded=1), Loaded()
+    module.live(kernel, counts, SimpleNamespace(by_level=Counter))
+    del kernel
+    counts["compiled"] += 1
+    found = totals()
+    assert found['tunekit_compiled_total{spec="none"}'] == found['tunekit_loaded_total{spec="none"}'] == 1
+
+
+def test_the_living_are_listed_while_others_come():
+    stop, kept = threading.Event(), deque(maxlen=1000)
+
+    def come() -> None:
+        while not stop.is_set():
+            kept.append(Loaded())
+            module.live(kept[-1], Counter(), SimpleNamespace(by_level=Counter))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=come)
+    thread.start()
+    try:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            module.living()
+    finally:
+        stop.set()
+        thread.join(20)
+        sys.setswitchinterval(before)
 
 
 def test_labels_are_escaped():

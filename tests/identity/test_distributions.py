@@ -38,13 +38,15 @@ def test_every_installed_distribution_is_told_as_importlib_tells_it() -> None:
         "Tunekit.Nowhere_else-1.2.post3.dist-info/METADATA",
         "tunekit_nowhere_else.egg-info/PKG-INFO",
         "tunekit_nowhere_else-1.2.post3-py3.11.egg-info",
+        "Tunekit.Nowhere_else-1.2.post3-py3.11.egg/EGG-INFO/PKG-INFO",
     ],
 )
 def test_every_way_to_record_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     path = tmp_path / file
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(METADATA)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    egg = next((parent for parent in path.parents if parent.suffix == ".egg"), None)
+    monkeypatch.syspath_prepend(str(egg or tmp_path))
     assert distribution_version(NAME) == importlib.metadata.version(NAME) == "1.2.post3"
 
 
@@ -55,6 +57,34 @@ def test_the_first_on_the_path_counts(tmp_path: Path, monkeypatch: pytest.Monkey
         (record / "METADATA").write_text(f"Name: {NAME}\nVersion: {version}\n")
         monkeypatch.syspath_prepend(str(tmp_path / name))
     assert distribution_version(NAME) == importlib.metadata.version(NAME) == "2.0"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        f"Name: {NAME}\nVersion: 1.2+cu128.dirty\n\n",
+        f"Name: {NAME}\r\nVersion: 1.2+cu128.dirty\r\n\r\n",
+        f"Name: {NAME}\nLicense: a\n        \n        b\nversion: 1.2+cu128.dirty\nKeywords: \n",
+        f"Name: {NAME}\nDescription: a\n        Version: none\nVersion: 1.2+cu128.dirty\n\n",
+    ],
+    ids=["local version", "CRLF", "a blank line in a header", "a header in a header"],
+)
+def test_a_version_is_the_header_that_importlib_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metadata: str
+) -> None:
+    record = tmp_path / "tunekit_nowhere_else-1.2.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_bytes(metadata.encode())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert distribution_version(NAME) == importlib.metadata.version(NAME) == "1.2+cu128.dirty"
+
+
+def test_what_an_uninstallation_left_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("1.0", "2.0", "3.0"):
+        (tmp_path / f"tunekit_nowhere_else-{version}.dist-info").mkdir()
+    (tmp_path / "tunekit_nowhere_else-2.0.dist-info" / "METADATA").write_text("Version: 2.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert distribution_version(NAME) == "2.0"
 
 
 def test_archives_and_other_finders_are_left_to_importlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,20 +36,18 @@ def beside_captures() -> Iterator[bool]:
         yield True
         return
     exchange = _exchange()
-    mode = ctypes.c_int(RELAXED)
-    if exchange is None or exchange(ctypes.byref(mode)) != 0:
-        yield False
-        return
+    mode = ctypes.c_int(RELAXED)  # the driver puts the old one there
     try:
-        yield True
-    finally:
-        exchange(ctypes.byref(mode))
+        yield exchange is not None and exchange(ctypes.byref(mode)) == 0
+    finally:  # also where Ctrl-C came just after the exchange
+        if mode.value != RELAXED:
+            exchange(ctypes.byref(mode))
 
 
 def _torch_on_cuda() -> Any:
     """torch, where this process uses CUDA through it: nobody else captures here. Imports and initialises nothing."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_initialized() else None
+    torch = sys.modules.get("torch")  # without its cuda while another thread imports it
+    return torch if torch and hasattr(torch, "cuda") and torch.cuda.is_initialized() else None
 
 
 @functools.cache

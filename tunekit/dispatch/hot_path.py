@@ -105,7 +105,7 @@ def hot_path(store: ArtifactStore) -> HotPath | None:
         try:
             with _found(native_parts()[0], store) as so:
                 return HotPath(load_module(so))
-        except (TunekitError, AttributeError) as error:  # AttributeError: it lacks a function
+        except (TunekitError, AttributeError, OSError) as error:  # it lacks a function; there is nowhere to put it
             logger.warning("calls are dispatched in Python, at some microseconds each: %s", error)
             return None
 
@@ -119,7 +119,7 @@ def caller(store: ArtifactStore) -> type | None:
         try:
             with _found(native_parts()[1], store) as so:
                 return _extension(so)
-        except TunekitError as error:
+        except (TunekitError, OSError) as error:
             logger.info("a call goes through Python: %s", error)
             return None
 

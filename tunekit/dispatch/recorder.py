@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -44,7 +44,7 @@ class Recorded(Protocol):
 class Recorder:
     """Records all kernels of this process, those loaded later too; it keeps them alive meanwhile."""
 
-    def __init__(self, kernels: list[Recorded]) -> None:
+    def __init__(self, kernels: Iterable[Recorded]) -> None:
         self._kernels: list[Recorded] = []
         for kernel in kernels:
             self.note(kernel)
@@ -178,7 +178,7 @@ def capture(path: str | Path) -> Iterator[None]:
     with _guard:
         if _active:
             raise UserError("a capture is under way in this process already")
-        recorder = Recorder(list(living()))
+        recorder = Recorder(living())
         _active.append(recorder)
     try:
         yield

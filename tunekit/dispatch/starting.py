@@ -9,7 +9,7 @@ import threading
 from tunekit.dispatch import graphs
 from tunekit.dispatch.forked import Guard, renew
 from tunekit.environment import environment
-from tunekit.errors import UserError
+from tunekit.errors import UserError, words_of
 
 logger = logging.getLogger("tunekit")
 
@@ -55,7 +55,7 @@ def start_cuda(device: int = 0) -> None:
     Raises:
         UserError: `device` is no index.
     """
-    if not isinstance(device, int) or device < 0:
+    if type(device) is not int or not 0 <= device < 2**31:
         raise UserError(f"device is {device!r}; it must be CUDA's index of a GPU, 0 for the first")
     _starter.start(device)
 
@@ -70,10 +70,9 @@ def _start(device: int) -> None:
             or driver.cuDeviceGet(ctypes.byref(handle), device)
             or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
         )
-    except (OSError, AttributeError) as error:
-        logger.info("CUDA device %d is not started ahead: %s", device, error)
-        return
-    if failed:
-        logger.info("CUDA device %d is not started ahead: the driver says %d", device, failed)
-    else:
-        environment(device)  # is kept, and the first call's lookup wants it
+        if failed:
+            logger.info("CUDA device %d is not started ahead: the driver says %d", device, failed)
+        else:
+            environment(device)  # is kept, and the first call's lookup wants it
+    except Exception as error:  # no driver, or another's library; a broken NVML
+        logger.info("CUDA device %d is not started ahead: %s", device, words_of(error))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,32 +40,31 @@ class Tally:
     """The counts of one kernel, or of several that are gone: `counts` by a resolver's names, `calls` by level."""
 
     spec: str
-    counts: Callable[[], Counter[str]]
+    counts: Counter[str]
     calls: Callable[[], Counter[Level]]
     ended: bool = False
 
     def end(self) -> None:
-        """The kernel is gone: keep its numbers, and nothing else of it."""
-        counts, calls = self.counts(), self.calls()
-        self.counts, self.calls = partial(Counter, counts), partial(Counter, calls)
+        """The kernel is gone: keep its numbers, and nothing else of it. Its last compile may still be counted."""
+        self.calls = partial(Counter, self.calls())
         self.ended = True
 
 
 _living: weakref.WeakSet[Kernel] = weakref.WeakSet()
 _tallies: list[Tally] = []
 _guard = Guard()
-"""For who changes which tallies there are. A kernel's end, which may come in the middle of anything, changes none."""
+"""For who changes or lists the kernels and tallies. A kernel's end, which may come amid anything, changes no tally."""
 
 
 def live(kernel: Kernel, counts: Counter[str], counters: Counters) -> None:
     """Count a kernel in, and what it counted also when it is gone."""
-    tally = Tally(kernel.spec.name, partial(Counter, counts), counters.by_level)
+    tally = Tally(kernel.spec.name, counts, counters.by_level)
     with _guard:
         ended = [each for each in _tallies if each.ended]
         if len(ended) > MOST_ENDED:
             _tallies[:] = [*(each for each in _tallies if each not in ended), *_summed(ended)]
         _tallies.append(tally)
-    _living.add(kernel)
+        _living.add(kernel)
     weakref.finalize(kernel, tally.end).atexit = False
 
 
@@ -74,14 +73,15 @@ def _summed(ended: list[Tally]) -> list[Tally]:
     counts: dict[str, Counter[str]] = {}
     calls: dict[str, Counter[Level]] = {}
     for tally in ended:
-        counts.setdefault(tally.spec, Counter()).update(tally.counts())
+        counts.setdefault(tally.spec, Counter()).update(dict(tally.counts))
         calls.setdefault(tally.spec, Counter()).update(tally.calls())
-    return [Tally(spec, partial(Counter, counts[spec]), partial(Counter, calls[spec]), ended=True) for spec in counts]
+    return [Tally(spec, counts[spec], partial(Counter, calls[spec]), ended=True) for spec in counts]
 
 
-def living() -> Iterator[Kernel]:
+def living() -> list[Kernel]:
     """The kernels of this process that are alive."""
-    yield from list(_living)
+    with _guard:
+        return list(_living)
 
 
 def stats() -> dict[str, dict[str, Any]]:
@@ -91,7 +91,7 @@ def stats() -> dict[str, dict[str, Any]]:
     ``entries`` kept; whether all that are alive are dispatched ``native``; ``loaded``, ``compiled``, ``recovered``,
     ``would_compile`` and ``error`` as in ``Kernel.stats``.
     """
-    alive = list(living())  # none of these ends meanwhile
+    alive = living()  # none of these ends meanwhile
     with _guard:
         tallies = sorted(_tallies, key=lambda tally: tally.spec)
     found: dict[str, dict[str, Any]] = {}
@@ -99,9 +99,8 @@ def stats() -> dict[str, dict[str, Any]]:
         levels = dict.fromkeys(map(str, Level), 0)
         empty = {"kernels": 0, "problems": 0, **levels, **dict.fromkeys(COUNTERS, 0), "entries": 0, "native": True}
         total = found.setdefault(tally.spec, {**empty, "calls": dict(levels)})
-        counts = tally.counts()
         for name in ("problems", *levels, *COUNTERS):
-            total[name] += counts[name]
+            total[name] += tally.counts[name]
         for level, calls in tally.calls().items():
             total["calls"][str(level)] += calls
     for kernel in alive:

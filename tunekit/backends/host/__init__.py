@@ -16,12 +16,14 @@ import tempfile
 from pathlib import Path
 
 from tunekit.backends import CompileReport, CompileRequest, Phase, files_in
-from tunekit.errors import TunekitError
+from tunekit.errors import NO_MESSAGE, TunekitError
 from tunekit.model import Footprint, Status, Values
 from tunekit.spec import Build, Implementation
 
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-shared", "-fPIC", "-O2", "-ffp-contract=off", "-fvisibility=hidden", "-Wall")
+MOST_READ_BYTES = 8000
+"""Of what a compiler says, from its end."""
 
 
 def warm() -> None:
@@ -60,13 +62,24 @@ def compile_c(source: Path, so: Path, *options: str, limit_s: float | None = Non
     """
     includes = [f"-I{directory}" for directory in (Path(__file__).parent, *_ffi_includes())]
     command = [compiler(), *OPTIONS, *options, *includes, "-o", str(so), str(source), "-lm"]
-    name = Path(command[0]).name
-    with tempfile.TemporaryFile() as said:  # no pipe, which whatever the compiler leaves behind would hold open
-        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=limit_s is not None)
+    try:
+        failed = _run(command, so.parent, limit_s)
+    except OSError as error:
+        failed = f"can't be run: {error}"
+    return f"{Path(command[0]).name} {failed}" if failed else None
+
+
+def _run(command: list[str], directory: Path, limit_s: float | None) -> str | None:
+    """Run a compiler; what it did instead of its work, or None. In `directory` lies what one that is killed leaves."""
+    environ = {**os.environ, "TMPDIR": str(directory)}
+    with tempfile.TemporaryFile(dir=directory) as said:  # no pipe, which what the compiler leaves running would hold
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, env=environ, start_new_session=limit_s is not None
+        )
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return f"{name} took over {limit_s:g} s; killed"
+            return f"took over {limit_s:g} s; killed"
         finally:
             if process.returncode is None:
                 if limit_s is None:
@@ -74,9 +87,9 @@ def compile_c(source: Path, so: Path, *options: str, limit_s: float | None = Non
                 else:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        said.seek(0)
-        words = said.read().decode(errors="replace").strip() or "(no message)"
-    return f"{name} exited with {status}: {words[-2000:]}" if status else None
+        said.seek(-min(said.seek(0, os.SEEK_END), MOST_READ_BYTES), os.SEEK_END)
+        words = said.read().decode(errors="replace").strip() or NO_MESSAGE
+    return f"exited with {status}: {words[-2000:]}" if status else None
 
 
 def compiler() -> str:
