@@ -52,6 +52,36 @@ for thread in threads:
 print(statuses)
 """
 
+COLD = """
+import os, sys, threading
+sys.setswitchinterval(1e-5)
+import torch
+import tunekit
+torch.set_num_threads(1)
+kernel = tunekit.load(sys.argv[1])
+kernel(torch.ones(64, 64))
+def load():
+    while True:
+        tunekit.load(sys.argv[1])(torch.ones(8, 64))
+def refresh():
+    while True:
+        kernel.refresh()
+for target in (load, load, refresh, refresh):
+    threading.Thread(target=target, daemon=True).start()
+for n in range(12):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            tunekit.load(sys.argv[1])(torch.ones(100 + n, 64))
+            kernel.refresh()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+os._exit(0)
+"""
+
 END = """
 import sys, torch, tunekit
 kernel = tunekit.load(sys.argv[1], compile="background")
@@ -109,6 +139,20 @@ def test_children_forked_from_busy_threads_dispatch(tuned):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out.strip() == str([0] * 20), err
+
+
+def test_children_forked_while_threads_read_the_store_read_it_too(tuned):
+    """SQLite's own locks, and a lock of a class, stay as they were at the fork."""
+    tuned.tune({"rows": 64}, unroll=4, delay_us=0)
+    process, _ = run(COLD, tuned.reference, tuned=tuned)
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        pytest.fail(f"a child hangs after {process.communicate()[0].split()}")
+    assert out.split() == ["0"] * 12, err
 
 
 def test_what_begins_anew_after_a_fork_may_take_locks_that_were_held():

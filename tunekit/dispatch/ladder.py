@@ -7,7 +7,6 @@ Pure: no torch, no database, no artifact. Every step that finds nothing says so.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from tunekit import space
 from tunekit.arch import Arch, parse_arch
 from tunekit.errors import SpecError, UserError
 from tunekit.model import Artifact, Choice, Environment, Level, Values, Variant, Winner
+from tunekit.once import computed_once
 from tunekit.spec import KernelSpec
 from tunekit.spec.axes import contains
 from tunekit.store.standing import differences, missing_identity, other_version
@@ -67,7 +67,7 @@ class Table:
     later: Callable[[], tuple[Known, ...]] = tuple
     unusable: tuple[str, ...] = ()
 
-    @functools.cached_property
+    @computed_once
     def shipped(self) -> tuple[Known, ...]:
         return self.later()
 

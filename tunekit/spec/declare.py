@@ -7,7 +7,6 @@ architectures, with tunables of its own. Everything is checked when it is made.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any
 from tunekit.arch import ARCHES, Arch
 from tunekit.errors import SpecError
 from tunekit.model import Cost, Footprint, Value, Values, Variant
+from tunekit.once import computed_once
 from tunekit.spec import problems
 from tunekit.spec.arguments import ScalarArg, TensorArg, axis_and_offset
 from tunekit.spec.axes import (
@@ -227,7 +227,7 @@ class KernelSpec:
                 of = f"{error.field}: " if error.field else ""
                 raise SpecError(f"{dict(example)}: {of}{error.message}", field="examples") from error
 
-    @functools.cached_property
+    @computed_once
     def axis(self) -> dict[str, Axis]:
         return {axis.name: axis for axis in self.axes}
 

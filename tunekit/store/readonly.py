@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,11 @@ from tunekit.store.rows import RowError, environment_of
 T = TypeVar("T")
 FilesMark = tuple[tuple[int, ...], ...]
 log = logging.getLogger("tunekit")
+
+# Held while SQLite is at work, and by a fork: SQLite's own locks stay as they are in a child, where the thread that had
+# one is not. So a fork waits for what is being read, and then for nothing.
+_at_work = threading.RLock()
+os.register_at_fork(before=_at_work.acquire, after_in_parent=_at_work.release, after_in_child=_at_work.release)
 
 SCHEMA = 7  # the schema that this tunekit reads: as many as there are migrations (a test compares)
 APPLICATION_ID = 0x54554E45
@@ -64,7 +70,7 @@ def reading(path: Path, busy_s: float = 2.0) -> Iterator[sqlite3.Connection]:
             raise UnreadableError("is a directory, not a database")
         if not path.is_file():
             raise UnreadableError("is no regular file")
-        with contextlib.closing(connect_readonly(path, busy_s)) as connection:
+        with _at_work, contextlib.closing(connect_readonly(path, busy_s)) as connection:
             connection.row_factory = sqlite3.Row
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
