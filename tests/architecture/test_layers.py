@@ -165,3 +165,9 @@ def test_no_committed_file_names_a_private_place():
         if path.is_file() and path.suffix in (".py", ".md", ".toml", ".sh", ".jsonl"):
             found += [f"{path.relative_to(ROOT)}: {p}" for p in private if p in path.read_text()]
     assert found == []
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest takes the second for the first, and fails."""
+    names = [path.name for path in ROOT.glob("tests/**/test_*.py")]
+    assert sorted(names) == sorted(set(names))

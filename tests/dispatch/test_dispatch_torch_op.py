@@ -285,6 +285,7 @@ def test_a_process_has_one_operator_of_a_name(op, cache, tmp_path):
         tunekit.torch_op(copy, **cache.places)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("native", [True, False])
 def test_jit_trace_takes_the_operator_and_is_refused_by_a_kernel(op, cache, native):
     """A trace would hold the allocation of the kernel's outputs alone."""
