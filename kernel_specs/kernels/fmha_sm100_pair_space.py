@@ -37,23 +37,9 @@ def complete(v: Values) -> Values:
 def smem_terms(v: Values) -> dict[str, int]:
     """Bytes of each part of a CTA's shared memory. K and V are apart even where V is K: a CTA multiplies by its half of
     K's keys and by all keys of its half of V's columns, and both CTAs must have a product's operand at one address."""
-    element = single.ELEMENT_BYTES
-    p_stage = single.columns(complete(v)).p_stage
-    # Q's; a full and an empty barrier a stage of K, V, S, P and O; two boundary barriers; that of the freed columns.
-    barriers = single.BARRIER_BYTES * (1 + 2 * (2 * v.kv_stage + v.s_stage + p_stage + 1) + 2 + 1)
-    tmem_base, factors, exchange = (
-        4,
-        single.GROUP_THREADS * single.WORD_BYTES,
-        2 * single.GROUP_THREADS * single.WORD_BYTES,
-    )
-    header = barriers + tmem_base + factors + exchange
-    return {
-        "header": -(-header // single.ALIGN_BYTES) * single.ALIGN_BYTES,
-        "q": FIXED["m_tile"] * HEAD_DIM * element,
-        "k": v.kv_stage * (v.kv_tile // CTAS) * HEAD_DIM * element,
-        "v": v.kv_stage * v.kv_tile * (HEAD_DIM // CTAS) * element,
-        "p": p_stage * FIXED["m_tile"] * v.kv_tile * element,
-    }
+    freed_barrier, exchange = single.BARRIER_BYTES, 2 * single.GROUP_THREADS * single.WORD_BYTES
+    whole = single.smem_terms(Values({**complete(v), "kv_shared": False}), more_header=freed_barrier + exchange)
+    return {**whole, "k": whole["k"] // CTAS, "v": whole["v"] // CTAS}
 
 
 def footprint(v: Values, arch: Arch) -> Footprint:

@@ -99,14 +99,14 @@ def registers(v: Values) -> tuple[int, int, int, int]:
     return softmax, correction, left - correction, 0
 
 
-def smem_terms(v: Values) -> dict[str, int]:
-    """Bytes of each part of a CTA's shared memory."""
+def smem_terms(v: Values, more_header: int = 0) -> dict[str, int]:
+    """Bytes of each part of a CTA's shared memory; ``more_header``: of what lies in the header besides."""
     p_stages, s_stages = v.row_groups * columns(v).p_stage, v.row_groups * v.s_stage
     # Q's one; a full and an empty barrier a stage of K, V (unless it is K), S, P and O; two boundary barriers.
     kv_rings = 1 if v.kv_shared else 2
     barriers = BARRIER_BYTES * (1 + 2 * (kv_rings * v.kv_stage + s_stages + p_stages + v.row_groups) + 2)
     tmem_base, factors = 4, v.row_groups * GROUP_THREADS * WORD_BYTES
-    header = barriers + tmem_base + factors
+    header = barriers + tmem_base + factors + more_header
     q_columns = max(v.head_dim, v.pv_n_tile)
     return {
         "header": -(-header // ALIGN_BYTES) * ALIGN_BYTES,
