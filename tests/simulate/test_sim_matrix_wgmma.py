@@ -342,6 +342,13 @@ def test_a_copy_of_a_pending_accumulator_gets_the_result(wgmma, seed):
     assert np.array_equal(words, accumulator_words(product.astype(np.float32)))
 
 
+def test_an_accumulator_taken_apart_before_its_wait(wgmma):
+    """Its halves have no way to get the result. It ended the simulator with an error of its own."""
+    (found, *_), _ = faults_of(wgmma, before=".reg .b16 %half<2>;", after="mov.b32 {%half0, %half1}, %d5;")
+    assert found[0].kinds == {"register used before its operation is complete"}
+    assert "%half" in found[0].faults[0].message
+
+
 def test_wait_group_one_leaves_the_last_in_flight(wgmma):
     """Two groups; the first's registers may be read after wait_group 1, the second's not."""
     acc = "{" + ", ".join(f"%d{n}" for n in range(16, 32)) + "}"

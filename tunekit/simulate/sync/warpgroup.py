@@ -272,6 +272,16 @@ class Warpgroup:
                 and mark.operation is operation
                 and w.part(Tracking).number_of[operation] == number
             ):
+                if mark.slot not in operation.results:
+                    continue  # A is not written: its copies are what they shall be
+                if w.u32[slot] is None:
+                    name = w.program.decoder.names[slot]
+                    w.fault(
+                        FaultKind.EARLY_REGISTER,
+                        f"{name} was taken out of an accumulator {mark}",
+                        instruction=operation.instruction,
+                    )
+                    continue
                 w.u32[slot][:] = w.u32[mark.slot]
 
 
