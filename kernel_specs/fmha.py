@@ -41,6 +41,7 @@ from .attention.oracle import reference, rounded
 from .attention.signature import AXES, RULES, SIGNATURE
 from .attention.torch_sdpa import torch_sdpa
 from .kernels import (
+    fmha_sm90_pair_space,
     fmha_sm90_space,
     fmha_sm90_split_space,
     fmha_sm90_wide_space,
@@ -86,6 +87,16 @@ fmha = KernelSpec(
             workspace=fmha_sm90_wide_space.workspace,
             build=fmha_sm90_wide_space.build,
             work=work.sm90_wide,
+        ),
+        Implementation(
+            name="sm90_pair",
+            requires={"wgmma"},
+            tunables=fmha_sm90_pair_space.TUNABLES,
+            constraints=fmha_sm90_pair_space.CONSTRAINTS,
+            defaults=fmha_sm90_pair_space.DEFAULTS,
+            footprint=fmha_sm90_pair_space.footprint,
+            build=fmha_sm90_pair_space.build,
+            work=work.sm90_pair,
         ),
         Implementation(
             name="sm100",

@@ -13,6 +13,7 @@ from tunekit.arch import Arch
 from tunekit.model import Values
 from tunekit.spec import Work
 
+from ..kernels import fmha_sm90_pair_space as pair_space
 from ..kernels import fmha_sm90_wide_space as wide_space
 from ..kernels.fmha_sm90_space import BLOCK_ROWS, PERSISTENT_CTAS
 from ..kernels.fmha_sm90_split_space import FIXED
@@ -46,6 +47,13 @@ def sm90_wide(v: Values, arch: Arch) -> Work:
     """All 512 columns of O a CTA; a ring of parts of tiles, as many as fit."""
     tile_parts = wide_space.HEAD_DIM // v.part_columns * (1 if v.kv_shared else 2)
     return _work(v, BLOCK_ROWS, wide_space.HEAD_DIM, wide_space.slots(v) / tile_parts)
+
+
+def sm90_pair(v: Values, arch: Arch) -> Work:
+    """A CTA scores every other tile, and multiplies all of them by its half of V's columns: as many products, and bytes
+    from L2, as half of the tiles with all columns. The ring holds 3 or 4 parts of a pair of tiles."""
+    half = Values({**v, "kv_tile": pair_space.KV_TILE, "cluster_m": 1, "num_splits": pair_space.CLUSTER})
+    return _work(half, BLOCK_ROWS, pair_space.HEAD_DIM, pair_space.SLOTS / (3 if v.kv_shared else 4))
 
 
 def _work(v: Values, rows: int, columns: int, stages: float) -> Work:

@@ -73,7 +73,7 @@ class Output:
                 row = first_row(lane) + 8 * r
                 head, position = self._head_and_position(row, where)
                 if position < queries:
-                    lse = softmax.maximum[r] * softmax.scale + cute.math.log2(softmax.total[r]) * LN_2
+                    lse = softmax.maximum[r] * softmax.scale + cute.math.log2(softmax.exact[r]) * LN_2
                     self._statistic("lse", head, position, lse)
                     if const_expr(not plan.problem.normalize):
                         self._statistic("row_max", head, position, softmax.maximum[r])

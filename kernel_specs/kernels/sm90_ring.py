@@ -6,6 +6,7 @@ Everything that passes through a ring has a *position*, counted from 0: it lies 
 
 from copy import copy
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
@@ -68,12 +69,13 @@ class PartRing:
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(position), self.bytes_filled)
 
     @cute.jit
-    def release(self, position):
-        """Let go of it: by each warp that reads it, once it has."""
+    def release(self, position, count: cutlass.Constexpr[int] = 1):
+        """Let go of it: by each warp that reads it, once it has; in the name of ``count`` warps, where the others do
+        not read it."""
         empty = self.barriers + self.slots + position % self.slots
         if const_expr(self.sharers == 1):
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(empty)
+                cute.arch.mbarrier_arrive(empty, arrive_count=count)
         else:
             lane = cute.arch.lane_idx()
             if lane < self.sharers:

@@ -50,11 +50,11 @@ def round_here(acc, rounded):
     """
     words = cute.recast_tensor(rounded, Int32)
     for i in cutlass.range_constexpr(cute.size(words)):
-        words[i] = _pack(acc[2 * i], acc[2 * i + 1], rounded.element_type)
+        words[i] = pack(acc[2 * i], acc[2 * i + 1], rounded.element_type)
 
 
 @dsl_user_op
-def _pack(low: Float32, high: Float32, element: type, *, loc=None, ip=None) -> Int32:
+def pack(low: Float32, high: Float32, element: type, *, loc=None, ip=None) -> Int32:
     """Two numbers rounded to a 16-bit type, in one word."""
     kind = "bf16x2" if element is BFloat16 else "f16x2"
     operands = [Float32(value).ir_value(loc=loc, ip=ip) for value in (high, low)]
@@ -80,6 +80,7 @@ class OnlineSoftmax:
         self.maximum = cute.make_rmem_tensor(2, Float32)
         self.total = cute.make_rmem_tensor(2, Float32)
         self.correction = cute.make_rmem_tensor(2, Float32)
+        self.exact = self.total  # where the sum for O is another one than LSE's
         self.maximum.fill(-Float32.inf)
         self.total.fill(0.0)
 
@@ -89,7 +90,7 @@ class OnlineSoftmax:
         rows = rows_of(acc_s)
         for r in cutlass.range_constexpr(2):
             before = self.maximum[r]
-            highest = _row_maximum(rows, r, before)
+            highest = row_maximum(rows, r, before)
             highest = cute.arch.warp_reduction_max(highest, threads_in_group=4)
             if const_expr(self.rescale_log2 > 0):
                 growth = (highest - before) * self.scale_log2
@@ -99,7 +100,7 @@ class OnlineSoftmax:
             self.correction[r] = self.weight(before, base)
             exponents = rows[r, None].load() * self.scale_log2 - base * self.scale_log2
             rows[r, None].store(cute.math.exp2(exponents, fastmath=True))
-            self.total[r] = _row_sum(rows, r, self.total[r] * self.correction[r])
+            self.total[r] = row_sum(rows, r, self.total[r] * self.correction[r])
 
     def follow(self, r: int, maximum):
         """Take over a row's maximum after a step that another warp group did."""
@@ -131,7 +132,7 @@ class OnlineSoftmax:
 
 
 @cute.jit
-def _row_maximum(rows, r: cutlass.Constexpr[int], start):
+def row_maximum(rows, r: cutlass.Constexpr[int], start):
     """Maximum of one row's columns and ``start``, in four independent chains."""
     chains = [start, rows[r, 0], rows[r, 1], rows[r, 2]]
     for i in cutlass.range_constexpr(3, cute.size(rows, mode=[1])):
@@ -140,7 +141,7 @@ def _row_maximum(rows, r: cutlass.Constexpr[int], start):
 
 
 @cute.jit
-def _row_sum(rows, r: cutlass.Constexpr[int], start):
+def row_sum(rows, r: cutlass.Constexpr[int], start):
     """Sum of one row's columns and ``start``, in four independent chains."""
     chains = [start + rows[r, 0], rows[r, 1], rows[r, 2], rows[r, 3]]
     for i in cutlass.range_constexpr(4, cute.size(rows, mode=[1])):

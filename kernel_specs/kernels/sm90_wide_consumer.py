@@ -10,11 +10,12 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cutlass_dsl import T
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 
-from .sm90_consumer import VECTOR_ELEMENTS, issue, matrix_store, warp_group_barrier
+from .sm90_consumer import issue, matrix_store, warp_group_barrier
 from .sm90_plan import BARRIER_MEET, BLOCK_ROWS, WARP_GROUP_THREADS
 from .sm90_ring import PartRing
 from .sm90_runs import Runs
 from .sm90_softmax import OnlineSoftmax, ScoreMask, first_row
+from .sm90_tails import valid_keys, zero_rows
 from .sm90_wide_plan import BARRIER_READY, CONSUMER_THREADS, OWN_COLUMNS, WidePlan, key_position, value_position
 
 
@@ -223,37 +224,18 @@ class WideConsumer:
             warpgroup.wait_group(self.plan.own_parts - 1 - part)
             self.ring.release(position + part)
 
-    # ---- unclean tails: 0 * NaN is NaN, so the rows of V behind a sequence's end must not meet P's zeros -------------
-
     @cute.jit
     def _clean(self, step):
         """If a step's tile reaches past its sequence's end, zero those rows of the own columns. S is known by then."""
         if const_expr(self.plan.unclean_tails):
-            runs = self.runs
-            valid = runs.keys - (runs.first.end - 1 - step) * self.plan.kv_tile
-            if const_expr(self.plan.two_sources):
-                valid2 = self.plan.kv_tile  # gathered tiles have zeros where nothing is listed
-                if const_expr(not self.plan.gather):
-                    valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * self.plan.kv_tile
-                valid = valid if step < runs.first_steps else valid2
+            valid = valid_keys(self.plan, self.runs, step)
             if valid < self.plan.kv_tile:
                 position = value_position(self.plan, step) + self.index * self.plan.own_parts
                 for part in cutlass.range_constexpr(self.plan.own_parts):
                     self._wait_full(position + part)
-                    self._zero_rows(self.slots[None, None, self.ring.slot(position + part)], valid)
+                    zero_rows(self.plan, self.slots[None, None, self.ring.slot(position + part)], valid, self.lane)
                 cute.arch.fence_view_async_shared()
                 warp_group_barrier(self.index)
-
-    @cute.jit
-    def _zero_rows(self, slot, valid):
-        """Zero the keys at or past ``valid`` of a part (keys, columns), in 16-byte vectors."""
-        zeros = cute.make_rmem_tensor(VECTOR_ELEMENTS, self.plan.element)
-        zeros.fill(0.0)
-        vectors = self.plan.part_columns // VECTOR_ELEMENTS  # of a key
-        first, end = valid * vectors + self.lane, self.plan.kv_tile * vectors
-        for i in cutlass.range(first, end, WARP_GROUP_THREADS, unroll=1):
-            target = cute.local_tile(slot, (1, VECTOR_ELEMENTS), (i // vectors, i % vectors))
-            cute.autovec_copy(zeros, cute.make_tensor(target.iterator, cute.make_layout(VECTOR_ELEMENTS)))
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 

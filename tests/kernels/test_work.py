@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from kernel_specs.kernels import fmha_sm90_split_space, fmha_sm90_wide, sm90_schedule
+from kernel_specs.kernels import fmha_sm90_pair, fmha_sm90_split_space, fmha_sm90_wide, sm90_schedule
 from kernel_specs.kernels.sm90_plan import Plan
 from tunekit.arch import parse_arch
 from tunekit.model import Values, Variant
@@ -27,6 +27,9 @@ PROBLEMS: list[dict[str, Any]] = [
 ]
 
 
+ONE_GRID: dict[str, Any] = {"sm90_wide": fmha_sm90_wide, "sm90_pair": fmha_sm90_pair}  # not by sm90_schedule
+
+
 def works(problem: Values) -> list[tuple[Variant, Work]]:
     found = [
         (v, declared_work(SPEC.implementation(v.implementation), HOPPER, problem, v.tunables))
@@ -39,8 +42,8 @@ def grid(problem: Values, variant: Variant) -> int:
     """CTAs of the grid by the kernel's own code, on plain numbers."""
     given = {"q": SimpleNamespace(shape=(problem.batch, problem.t, problem.heads, problem.head_dim))}
     static, tunables = SPEC.static(problem), variant.tunables
-    if variant.implementation == "sm90_wide":
-        return math.prod(int(n) for n in fmha_sm90_wide.make_kernel(static, tunables)._grid(given))
+    if variant.implementation in ONE_GRID:
+        return math.prod(int(n) for n in ONE_GRID[variant.implementation].make_kernel(static, tunables)._grid(given))
     if variant.implementation == "sm90_split":
         tunables = tunables.merged(fmha_sm90_split_space.FIXED)
     return math.prod(int(n) for n in sm90_schedule.grid(Plan(static, tunables), given))
