@@ -286,7 +286,7 @@ class _Finder:
             base = root
             for index, part in enumerate(parts):
                 inside = os.path.join(base, part)
-                package, module = os.path.join(inside, "__init__.py"), f"{inside}.py"
+                package, module = f"{inside}/__init__.py", f"{inside}.py"
                 last = index == len(parts) - 1
                 if self._is_file(package):
                     files.append(self._real(package))
