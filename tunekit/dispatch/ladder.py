@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from tunekit import space
 from tunekit.arch import Arch, parse_arch
@@ -22,8 +22,7 @@ from tunekit.spec.axes import contains
 from tunekit.store.standing import differences, missing_identity, other_version
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A variant that may serve a problem; `winner` is the measurement that speaks for it."""
 
     level: Level
@@ -32,8 +31,7 @@ class Candidate:
     winner: Winner | None = None
 
 
-@dataclass(frozen=True)
-class Miss:
+class Miss(NamedTuple):
     """A level that has nothing for a problem, and why."""
 
     level: Level
@@ -260,8 +258,7 @@ def explain_no_kernel(spec: KernelSpec, arch: str, problem: Values) -> str:
     return f"{expansion.blame()} ({why})" if why else expansion.blame()
 
 
-@dataclass(frozen=True)
-class _Match:
+class _Match(NamedTuple):
     """A winner of a problem like the one asked for; `distance` 0 is the same problem."""
 
     known: Known

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from tunekit.model import Environment, KnownBad, Trial, Winner
 from tunekit.store import rows
@@ -40,8 +40,7 @@ class SweepRecord:
 Record = Union[SweepRecord, Trial, Winner, KnownBad]
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One parsed line. `sweep` is the uid of a trial's sweep."""
 
     value: Record
