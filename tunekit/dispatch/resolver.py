@@ -305,10 +305,8 @@ class Resolver:
             return None, lacks
         if self.policy.compile == "background":
             if resolution.wanted is None:  # only the best that is missing: the rest serves less well
-                from tunekit.dispatch import background  # here: most servers compile nothing
-
                 resolution.wanted = variant
-                lacks = background.ask(background.Job(key, variant, problem, weakref.ref(self)))
+                lacks = self._compiler.ask(key, variant, problem, self)
             return None, lacks
         resolution.doing = f"the compile of {variant}"
         return self.compile_now(key, variant, problem, lambda: False)
