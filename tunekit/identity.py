@@ -79,14 +79,23 @@ def _normal(distribution: str) -> str:
 
 def _version_in(directory: str, normal: str) -> str | None:
     """The version of the distribution of a normalised name that a directory of sys.path holds."""
+    for record in _records_in(directory).get(normal, ()):
+        found = _version_of(record)
+        if found:  # else it is what an uninstallation left
+            return found
+    return None
+
+
+@functools.cache
+def _records_in(directory: str) -> dict[str, list[Path]]:
+    """What records the installed distributions of a directory, by normalised name."""
+    records: dict[str, list[Path]] = {}
     with contextlib.suppress(OSError):
         for entry in os.listdir(directory):
             base, _, ending = entry.rpartition(".")
-            if ending in ("dist-info", "egg-info") and _normal(base.partition("-")[0]) == normal:
-                found = _version_of(Path(directory, entry))
-                if found:  # else it is what an uninstallation left
-                    return found
-    return None
+            if ending in ("dist-info", "egg-info"):
+                records.setdefault(_normal(base.partition("-")[0]), []).append(Path(directory, entry))
+    return records
 
 
 def _version_of(record: Path) -> str | None:
@@ -259,9 +268,9 @@ def _imports(content: bytes) -> Iterator[Import]:
 
 @functools.cache
 def _is_own(entry: str) -> bool:
-    path = Path(entry)
-    installed = _is_installed(path) or any(path.glob("*.dist-info"))
-    return not installed and not entry.endswith((".zip", "lib-dynload"))
+    if entry.endswith((".zip", "lib-dynload")) or _is_installed(Path(entry)):
+        return False
+    return not any(record.suffix == ".dist-info" for records in _records_in(entry).values() for record in records)
 
 
 def _is_installed(path: Path) -> bool:
