@@ -64,7 +64,7 @@ print(json.dumps({"modules": sorted(ours), "dataclasses": sorted(made)}))
 WITHOUT = {
     *("backends.contract", "backends.host", "backends.library", "child", "compiling", "jobs", "measure.statistics"),
     *("dispatch.background", "dispatch.bundled", "dispatch.on_request", "dispatch.ranks", "progress", "trials"),
-    *("spec.workloads", "store.bundle", "store.connection", "store.database", "store.lines", "store.rows_of_trials"),
+    *("store.bundle", "store.connection", "store.database", "store.lines", "store.rows_of_trials"),
 }
 """What a process that serves from its store has no use for."""
 MOST_DATACLASSES = 23

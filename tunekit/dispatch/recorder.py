@@ -21,6 +21,7 @@ from tunekit.dispatch.forked import Guard, renew
 from tunekit.errors import UserError
 from tunekit.model import Values
 from tunekit.spec import KernelSpec
+from tunekit.spec.workloads import counted_problems, workload_text
 from tunekit.store import files
 
 DIRECTORY = "TUNEKIT_CAPTURE"
@@ -63,8 +64,6 @@ class Recorder:
 
     def text(self) -> str:
         """What was asked for so far, as a workload file; empty where nothing was."""
-        from tunekit.spec.workloads import workload_text  # here: most processes record nothing
-
         total: Counter[tuple[str, Values]] = Counter()
         beyond = 0
         for kernel in list(self._kernels):
@@ -194,8 +193,6 @@ def capture(path: str | Path) -> Iterator[None]:
 
 def merge(parts: Path) -> tuple[Counter[tuple[str, Values]], int]:
     """The calls of all parts by spec and problem; and how many parts there were."""
-    from tunekit.spec.workloads import counted_problems
-
     total: Counter[tuple[str, Values]] = Counter()
     found = sorted(parts.glob("*.jsonl"))
     for part in found:
