@@ -21,13 +21,14 @@ from tunekit.backends import symbol_of
 from tunekit.backends.load import load_artifact
 from tunekit.environment import environment
 from tunekit.measure.inputs import Arguments
-from tunekit.model import Stage, Trial, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.settings import load_settings
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
 from tunekit.store.standing import comparable
 from tunekit.sweep.measuring import FINAL_MARGIN
+from tunekit.trials import Stage, Trial
 
 SPEC = load_spec("fmha")
 STATED = ("heads", "kv_heads", "head_dim", "head_dim_v")

@@ -29,7 +29,7 @@ from typing import Any
 from tunekit import identity
 from tunekit.arch import ARCHES
 from tunekit.errors import SpecError
-from tunekit.model import Footprint, Stage, Trial, Value, Values, Variant, to_json
+from tunekit.model import Footprint, Value, Values, Variant, to_json
 from tunekit.search import Budget, Told, make_strategy
 from tunekit.search.cost_fit import Observed, fit, held_out, log_error, ranking, usable
 from tunekit.search.cost_model import CostModel, Launch, Machine, Ranking, launch_of, parse_cost_model, resident
@@ -39,6 +39,7 @@ from tunekit.space import expand
 from tunekit.spec import KernelSpec, Work, load_spec
 from tunekit.store.database import read_records
 from tunekit.store.shipped import shipped_cost_model, shipped_winners
+from tunekit.trials import Stage, Trial
 
 # NVIDIA's data sheet of the H200 SXM (132 SMs); of an SM, the CUDA C++ Programming Guide 13.0, compute capability 9.0.
 MACHINES = {"NVIDIA H200": Machine("NVIDIA H200", 132, 233_472, 2048, 65_536)}

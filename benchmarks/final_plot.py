@@ -22,8 +22,9 @@ from matplotlib import pyplot
 
 from tunekit.measure.record import decide_again
 from tunekit.measure.sequential import judge, looks, margin_against
-from tunekit.model import Outcome, Trial, Winner
+from tunekit.model import Winner
 from tunekit.store.database import read_records
+from tunekit.trials import Outcome, Trial
 
 MOST_BEHIND = 0.10  # what is further behind leaves the picture
 

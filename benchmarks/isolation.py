@@ -30,7 +30,8 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tunekit.backends import CompileRequest, backend, entry  # noqa: E402
+from tunekit.backends import backend, entry  # noqa: E402
+from tunekit.backends.contract import CompileRequest  # noqa: E402
 from tunekit.jobs import Limits, Pool, Task, compile_task, tree  # noqa: E402
 from tunekit.model import Values  # noqa: E402
 

@@ -121,7 +121,7 @@ class Kernel:
         self.launches = capture_object(place / "kernel.o", SYMBOL, self.arguments.call, parse_arch(arch), module)
 
     def _compile(self, variant: Variant, place: Path) -> None:
-        from tunekit.backends import CompileRequest
+        from tunekit.backends.contract import CompileRequest
         from tunekit.jobs import Limits, Pool, Task
 
         static, arch = self.spec.static(self.problem), variant.arch

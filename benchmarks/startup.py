@@ -25,9 +25,10 @@ from pathlib import Path
 from tunekit import space
 from tunekit.backends import symbol_of
 from tunekit.environment import environment
-from tunekit.model import Outcome, Stage, Status, Trial, Values, Winner
+from tunekit.model import Values, Winner
 from tunekit.spec import load_spec
 from tunekit.store.database import Store
+from tunekit.trials import Outcome, Stage, Status, Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = f"{ROOT / 'tests' / 'specs' / 'host_scale.py'}:host_scale"

@@ -22,9 +22,10 @@ import time
 from pathlib import Path
 
 from tunekit import identity
-from tunekit.model import Environment, Footprint, Outcome, Stage, Status, Trial, Values, Winner
-from tunekit.store import rows, writing
+from tunekit.model import Environment, Footprint, Values, Winner
+from tunekit.store import rows_of_trials, writing
 from tunekit.store.database import Store
+from tunekit.trials import Outcome, Stage, Status, Trial
 
 HERE = Environment(gpu="NVIDIA H200", arch="sm_90a", driver="570.133.20", power_limit_w=700.0, cutlass_dsl="4.8.1")
 
@@ -106,7 +107,7 @@ def lookups(directory: Path, trials: int, winners: int, rounds: int) -> None:
 
 def fill(db: object, trials: int) -> None:
     """Insert trials without a transaction each: what is timed is reading beside them."""
-    row = rows.trial_row(trial(0)) | {"recorded_at": "2026-01-01T00:00:00Z", "problem_key": "x", "uid": ""}
+    row = rows_of_trials.trial_row(trial(0)) | {"recorded_at": "2026-01-01T00:00:00Z", "problem_key": "x", "uid": ""}
     row["environment"] = writing.environment_id(db, HERE)
     names, marks = ", ".join(row), ", ".join("?" * len(row))
     many = ([f"u{number}" if name == "uid" else value for name, value in row.items()] for number in range(trials))

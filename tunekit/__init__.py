@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tunekit.dispatch.kernel import load
+    from tunekit.dispatch.loading import load
     from tunekit.dispatch.lookup import best
     from tunekit.dispatch.recorder import capture
     from tunekit.dispatch.starting import start_cuda
@@ -18,7 +18,7 @@ __all__ = ["__version__", "best", "capture", "load", "prometheus", "start_cuda",
 
 
 _HOMES = {
-    "load": "tunekit.dispatch.kernel",
+    "load": "tunekit.dispatch.loading",
     "best": "tunekit.dispatch.lookup",
     "capture": "tunekit.dispatch.recorder",
     "start_cuda": "tunekit.dispatch.starting",

@@ -8,13 +8,12 @@ shared-memory figures equal CuTeDSL 4.8.1's ``get_smem_capacity_in_bytes``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tunekit.errors import UserError, suggestion
 
 
-@dataclass(frozen=True)
-class Arch:
+class Arch(NamedTuple):
     """One architecture's limits per CTA.
 
     `smem_bytes`: dynamic + static shared memory; `tmem_columns`: tensor-memory

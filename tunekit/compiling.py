@@ -16,10 +16,11 @@ from pathlib import Path
 
 from tunekit import identity
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest, symbol_of
+from tunekit.backends import symbol_of
+from tunekit.backends.contract import CompileRequest
 from tunekit.jobs import Event, Limits, Pool, Task, TaskResult, compile_task
 from tunekit.measure.silence import Compiles
-from tunekit.model import Artifact, Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Variant
+from tunekit.model import Artifact, Environment, Footprint, Values, Variant
 from tunekit.probe import DISAGREEMENT, Probe
 from tunekit.settings import (
     DEFAULT_COMPILE_LIMIT_S,
@@ -32,6 +33,7 @@ from tunekit.space import compile_key, declared_footprint
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore, NothingToKeep
 from tunekit.store.database import Store
+from tunekit.trials import KnownBad, Outcome, Stage, Status, Trial
 
 REMEMBERED = frozenset({Status.COMPILE_TIMEOUT, Status.COMPILE_CRASHED, Status.COMPILE_OUT_OF_MEMORY})
 

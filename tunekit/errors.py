@@ -1,7 +1,7 @@
 """The errors that tunekit raises.
 
 Only a caller's mistake raises. What goes wrong inside a compile, a check or a
-measurement is data: an :class:`~tunekit.model.Outcome` with a status.
+measurement is data: an :class:`~tunekit.trials.Outcome` with a status.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tunekit.model import Footprint, Outcome, Stage, Values, Variant, Winner
+from tunekit.model import Footprint, Values, Variant, Winner
+from tunekit.trials import Outcome, Stage
 
 Running = tuple[str, str, float]
 """What is under way now: its label, its phase, and for how many seconds."""

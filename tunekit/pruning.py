@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunekit.model import Value, Values
 from tunekit.spec import Constraint, Tunable
@@ -71,19 +70,17 @@ class Prefix(Values):
         return super().__hash__()
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A point that breaks no constraint."""
 
     tunables: Values
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """`count` points of which `constraint` is the first that each breaks."""
+class Dropped(NamedTuple):
+    """`points` of which `constraint` is the first that each breaks."""
 
     constraint: Constraint
-    count: int
+    points: int
 
 
 def walk(

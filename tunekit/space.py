@@ -163,8 +163,8 @@ def expand(spec: KernelSpec, arch: Arch, problem: Values, implementation: str | 
                 variants.append(identity.variant(spec.name, spec.version, candidate.name, arch.name, found.tunables))
             else:
                 rule = found.constraint
-                total += found.count
-                removed[rule.name] = removed.get(rule.name, 0) + found.count
+                total += found.points
+                removed[rule.name] = removed.get(rule.name, 0) + found.points
                 reasons.setdefault(rule.name, rule.why)
     absent = tuple(rule.why for rule in map(missing_library, candidates) if rule is not None)
     return Expansion(tuple(variants), total, removed, reasons, absent)

@@ -7,8 +7,7 @@ It works on one sequence, some KV heads and some queries at a time, so that no t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunekit.model import Values
 
@@ -61,8 +60,7 @@ def _attention(problem: Values, inputs: Mapping[str, Any], *, rounding: bool) ->
     return outputs
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Queries [KV heads, positions, heads of the group, head_dim], and which KV heads and positions these are."""
 
     queries: torch.Tensor
@@ -103,8 +101,7 @@ def _attend(
     return (o if dtype is None else o.to(dtype).double()), lse, row_max
 
 
-@dataclass(frozen=True)
-class _Dense:
+class _Dense(NamedTuple):
     """A sequence's keys that exist, k [keys, kv_heads, head_dim] and v [keys, kv_heads, head_dim_v].
 
     Query i sees key j where ``first + i <= j <= last + i``; None: no such bound.
@@ -154,8 +151,7 @@ class _Dense:
         return (weights.flatten(1, 2) @ v).unflatten(1, weights.shape[1:3])
 
 
-@dataclass(frozen=True)
-class _Listed:
+class _Listed(NamedTuple):
     """Rows of k and v by `indices` [positions, top_k]: those of each query, -1 for none."""
 
     k: torch.Tensor

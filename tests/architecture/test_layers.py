@@ -14,7 +14,7 @@ PACKAGE = ROOT / "tunekit"
 # Lowest first. A module imports only from lower layers; a plain module also from
 # those named before it in its own layer; a package never from a sibling.
 LAYERS = (
-    ("errors", "launch", "child", "model", "once", "progress"),
+    ("errors", "launch", "child", "model", "trials", "once", "progress"),
     ("arch", "settings", "identity", "environment"),
     ("spec",),
     ("pruning", "space", "probe", "backends", "oracle"),

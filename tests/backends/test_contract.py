@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest, backend, entry, refusal, symbol_of
+from tunekit.backends import backend, entry, refusal, symbol_of
+from tunekit.backends.contract import CompileRequest
 from tunekit.errors import UserError
 from tunekit.model import Values
 from tunekit.spec import load_spec

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tunekit.backends import CompileRequest, entry
+from tunekit.backends import entry
+from tunekit.backends.contract import CompileRequest
 from tunekit.backends.host import compile_c
 from tunekit.backends.load import load_artifact
 from tunekit.errors import TunekitError

@@ -11,7 +11,7 @@ import pytest
 
 from tunekit.check.targets import Target
 from tunekit.check.verdict import Sample
-from tunekit.model import Status
+from tunekit.trials import Status
 
 SPECS = Path(__file__).parent.parent / "specs"
 

@@ -14,10 +14,11 @@ from tunekit.check.compile_times import check_compile_times
 from tunekit.check.targets import select
 from tunekit.check.verdict import Sample, Verdict
 from tunekit.errors import UserError
-from tunekit.model import Environment, Status, Values, Winner
+from tunekit.model import Environment, Values, Winner
 from tunekit.settings import Settings
 from tunekit.spec import load_spec
 from tunekit.spec.workloads import workloads_beside
+from tunekit.trials import Status
 
 SPEC = """
 from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tunable

@@ -11,9 +11,9 @@ from tunekit.check.compile_times import check_compile_times
 from tunekit.check.targets import reference_target, select
 from tunekit.check.verdict import Entry, Rule, Sample, Verdict, judge
 from tunekit.errors import UserError
-from tunekit.model import Status
 from tunekit.settings import Settings
 from tunekit.spec import load_spec
+from tunekit.trials import Status
 
 REFERENCE_S = 0.6
 

@@ -12,8 +12,9 @@ import types
 from dataclasses import dataclass
 
 from tunekit.identity import variant
-from tunekit.model import Environment, Footprint, Outcome, Stage, Status, Values, Winner
+from tunekit.model import Environment, Footprint, Values, Winner
 from tunekit.progress import ProblemReport, Row, SweepEvent, SweepReport
+from tunekit.trials import Outcome, Stage, Status
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,10 @@ def test_explain_tells_a_dropped_variants_story(tunekit, scale):
 def test_explain_shows_the_stored_outcomes(tunekit, scale, tmp_path):
     from tunekit import space
     from tunekit.arch import parse_arch
-    from tunekit.model import Environment, Outcome, Stage, Status, Trial, Values
+    from tunekit.model import Environment, Values
     from tunekit.spec import load_spec
     from tunekit.store.database import Store
+    from tunekit.trials import Outcome, Stage, Status, Trial
 
     spec = load_spec(scale)
     problem = spec.problem({"rows": 8})
@@ -83,9 +84,10 @@ def test_explain_tells_only_of_the_problem_asked_for(tunekit, scale, tmp_path):
     """A compile for other static axes says nothing of this problem."""
     from tunekit import space
     from tunekit.arch import parse_arch
-    from tunekit.model import Environment, Outcome, Stage, Status, Trial, Values
+    from tunekit.model import Environment, Values
     from tunekit.spec import load_spec
     from tunekit.store.database import Store
+    from tunekit.trials import Outcome, Stage, Status, Trial
 
     spec = load_spec(scale)
     small, large = (spec.problem({"rows": 8, "cols": cols}) for cols in (64, 128))

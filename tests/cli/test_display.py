@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 from tunekit.identity import variant
-from tunekit.model import Footprint, Outcome, Stage, Status, Values
+from tunekit.model import Footprint, Values
 from tunekit.progress import ProblemReport, Row, SweepEvent, SweepReport
 from tunekit.report import Printer, Table, group_failures, is_plain, print_sweep
 from tunekit.report.failures import reproduce
 from tunekit.report.progress_display import LiveScreen, PlainProgress, finished_line
+from tunekit.trials import Outcome, Stage, Status
 
 
 class Clock:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tunekit.model import Outcome, Stage, Status, Values
+from tunekit.model import Values
 from tunekit.simulate.client import Simulator
 from tunekit.simulate.faults import Fault, FaultKind, Place, abridged
 from tunekit.simulate.job import Simulation
 from tunekit.simulate.report import Launched, Refusal, Report, ScheduleResult
+from tunekit.trials import Outcome, Stage, Status
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 SOFTMAX = f"{SPECS / 'cute_softmax.py'}:cute_softmax"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tunekit import space
-from tunekit.backends import CompileRequest, symbol_of
+from tunekit.backends import symbol_of
+from tunekit.backends.contract import CompileRequest
 from tunekit.backends.entry import run
 from tunekit.environment import environment
 from tunekit.identity import variant as make_variant

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import errno
 import gc
@@ -298,7 +297,7 @@ def test_without_pythons_headers_a_call_goes_through_python(tuned, monkeypatch, 
     tuned.tune({"rows": 8}, unroll=2, delay_us=0)
     hot, caller = native.native_parts()
     monkeypatch.setattr(native, "_loaded", {})
-    monkeypatch.setattr(native, "native_parts", lambda: (hot, dataclasses.replace(caller, headers=tmp_path)))
+    monkeypatch.setattr(native, "native_parts", lambda: (hot, caller._replace(headers=tmp_path)))
     kernel = tunekit.load(tuned.reference, **tuned.places)
     x, y = torch.randn(8, 64), torch.empty(8, 64)
     assert type(kernel) is module.Kernel

@@ -25,8 +25,6 @@ import tunekit
 from tunekit.dispatch import ranks
 ranks.WAIT_S = float(os.environ.get("TEST_WAIT_S", "60"))
 ranks.SAY_S = 0.2
-import tunekit.dispatch.kernel
-tunekit.dispatch.kernel.WAIT_S = ranks.WAIT_S
 if os.environ.get("TEST_GLOO"):
     torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
 kernel = tunekit.load(sys.argv[1], **json.loads(sys.argv[2]))
@@ -94,7 +92,7 @@ MANY = """
 import json, os, sys
 import torch
 import tunekit
-import tunekit.dispatch.kernel, tunekit.measure.protocol
+import tunekit.dispatch.loading, tunekit.measure.protocol
 torch.set_num_threads(1)
 for turn in range(int(sys.argv[2])):
     begin_read, begin_write = os.pipe()

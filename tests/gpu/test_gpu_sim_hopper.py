@@ -21,7 +21,7 @@ from loading import module_of
 
 from tunekit import identity
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest
+from tunekit.backends.contract import CompileRequest
 from tunekit.backends.load import load_artifact
 from tunekit.jobs import Limits, Pool, Task
 from tunekit.model import Values

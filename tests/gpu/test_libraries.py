@@ -19,7 +19,7 @@ from tunekit.compiling import Compiler, compile_limits, units
 from tunekit.environment import environment
 from tunekit.jobs import Pool
 from tunekit.measure import MeasuringWorker, RunJob
-from tunekit.model import Level, Stage, Status, Values, Variant
+from tunekit.model import Level, Values, Variant
 from tunekit.settings import Settings
 from tunekit.space import default_variants, expand
 from tunekit.spec import load_spec
@@ -28,6 +28,7 @@ from tunekit.spec.packages import absence
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
 from tunekit.sweep import SweepOptions, sweep
+from tunekit.trials import Stage, Status
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():

@@ -16,17 +16,19 @@ import pytest
 
 from tunekit import identity
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest, symbol_of
+from tunekit.backends import symbol_of
+from tunekit.backends.contract import CompileRequest
 from tunekit.environment import environment
 from tunekit.jobs import Limits, Pool, compile_task
 from tunekit.measure import MeasuringWorker, RunJob, choose
 from tunekit.measure.sequential import LOOKS
 from tunekit.measure.silence import Compiles
-from tunekit.model import Footprint, Status, Values
+from tunekit.model import Footprint, Values
 from tunekit.settings import Settings
 from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.sweep import SweepOptions, audit
+from tunekit.trials import Status
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():

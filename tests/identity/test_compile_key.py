@@ -9,7 +9,7 @@ import pytest
 
 from tunekit import identity
 from tunekit.arch import ARCHES
-from tunekit.backends import CompileRequest
+from tunekit.backends.contract import CompileRequest
 from tunekit.compiling import units
 from tunekit.model import Values
 from tunekit.space import default_variant

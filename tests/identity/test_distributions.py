@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tunekit import identity
 from tunekit.identity import distribution_version
 
 NAME = "Tunekit.Nowhere-else"
@@ -19,9 +20,15 @@ METADATA = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.2.post3\n\nVersion:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    distribution_version.cache_clear()
+    forget()
     yield
+    forget()
+
+
+def forget() -> None:
+    """What is installed is looked for again."""
     distribution_version.cache_clear()
+    identity._records_in.cache_clear()
 
 
 def test_every_installed_distribution_is_told_as_importlib_tells_it() -> None:
@@ -94,7 +101,7 @@ def test_archives_and_other_finders_are_left_to_importlib(tmp_path: Path, monkey
     monkeypatch.syspath_prepend(str(archive))
     assert distribution_version(NAME) == "1.2.post3"
     monkeypatch.undo()
-    distribution_version.cache_clear()
+    forget()
 
     class Elsewhere(importlib.metadata.Distribution):
         def read_text(self, filename: str) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tunekit.backends import CompileRequest
+from tunekit.backends.contract import CompileRequest
 from tunekit.jobs import Limits, Pool, Task, compile_task
 from tunekit.model import Values
 

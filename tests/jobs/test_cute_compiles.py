@@ -10,7 +10,7 @@ import pytest
 
 from tunekit.backends.cutedsl.compiled import chip_number
 from tunekit.jobs import Limits, Pool
-from tunekit.model import Status
+from tunekit.trials import Status
 
 ARCHES = ("sm_90a", "sm_100a")
 SCALE = {"smem_bytes": 4000, "smem_align": 128, "static_bytes": 0, "tmem": 0, "cluster": 1, "threads": 128}

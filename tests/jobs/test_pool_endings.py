@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tunekit.model import Status
+from tunekit.trials import Status
 
 
 @pytest.fixture

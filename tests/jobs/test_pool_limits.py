@@ -8,7 +8,7 @@ import pytest
 
 from tunekit.jobs import Limits, Milestone, Task
 from tunekit.jobs.tree import descendants_of_this_process
-from tunekit.model import Status
+from tunekit.trials import Status
 
 
 def by_id(results):

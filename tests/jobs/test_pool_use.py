@@ -12,7 +12,7 @@ import pytest
 from tunekit.errors import TunekitError
 from tunekit.jobs import Limits, Pool
 from tunekit.jobs.tree import descendants_of_this_process
-from tunekit.model import Status
+from tunekit.trials import Status
 
 
 def test_results_come_as_they_finish(light_pool, call):

@@ -14,11 +14,12 @@ from tunekit import identity
 from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.jobs import Limits, Pool, compile_task
-from tunekit.model import Outcome, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import SimulationJob
 from tunekit.space import broken, expand, misfit
 from tunekit.spec import load_spec
+from tunekit.trials import Outcome
 
 SPEC = load_spec("fmha")
 LIMITS = Limits(trace_s=60.0, backend_s=120.0, memory_bytes=8 * 2**30)

@@ -15,10 +15,11 @@ from tunekit.arch import ARCHES
 from tunekit.compiling import Unit, compile_outcome, units
 from tunekit.errors import SpecError
 from tunekit.jobs import Limits, Pool, TaskResult, compile_task
-from tunekit.model import Footprint, Status, Values, Variant
+from tunekit.model import Footprint, Values, Variant
 from tunekit.probe import DISAGREEMENT
 from tunekit.space import declared_footprint, default_variant, expand
 from tunekit.spec import load_spec
+from tunekit.trials import Status
 
 SPEC = load_spec("fmha")
 HEAD_DIMS = (64, 128, 256, 512)

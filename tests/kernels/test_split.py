@@ -16,12 +16,13 @@ from tests.kernels.test_fmha import SPEC, declared, run
 from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.jobs import Limits, Pool, compile_task
-from tunekit.model import Status, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.probe import Probe
 from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import SimulationJob
 from tunekit.space import default_variant, expand, misfit, workspace
 from tunekit.spec import load_spec
+from tunekit.trials import Status
 
 pytest.importorskip("cutlass")
 pytest.importorskip("torch")

@@ -62,6 +62,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     def forget() -> None:
         identity.distribution_version.cache_clear()
+        identity._records_in.cache_clear()
         importlib.invalidate_caches()
         sys.modules.pop("tunekit_fake_library", None)
         dispatch_library._loaded.clear()

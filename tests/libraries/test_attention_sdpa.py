@@ -11,12 +11,13 @@ import torch
 
 import tunekit
 from tunekit.arch import parse_arch
-from tunekit.backends.library.entry import make
+from tunekit.backends.load import make
 from tunekit.measure.device import Device
 from tunekit.measure.verify import Verifier
-from tunekit.model import Level, Status, Values
+from tunekit.model import Level, Values
 from tunekit.space import broken, expand
 from tunekit.spec import Build, load_spec
+from tunekit.trials import Status
 
 REFERENCE = f"{Path(__file__).resolve().parents[1] / 'specs' / 'host_attention.py'}:host_attention"
 SPEC = load_spec(REFERENCE)

@@ -13,7 +13,8 @@ import pytest
 from tests.libraries.conftest import ABSENT, BY_FAKE, BY_TORCH, ON_GPU, PACKAGE, Install
 from tunekit import identity, space
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest, refusal
+from tunekit.backends import refusal
+from tunekit.backends.contract import CompileRequest
 from tunekit.backends.entry import run
 from tunekit.backends.load import load_artifact
 from tunekit.check.targets import select

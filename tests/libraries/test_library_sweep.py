@@ -25,7 +25,7 @@ from tests.libraries.conftest import (
 )
 from tunekit.errors import NoKernelError, UserError
 from tunekit.identity import distribution_version
-from tunekit.model import Level, Stage, Winner
+from tunekit.model import Level, Winner
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.exchange import export_lines, import_lines
@@ -33,6 +33,7 @@ from tunekit.store.verify import verify
 from tunekit.sweep import SweepOptions
 from tunekit.sweep.measuring import incumbent_of
 from tunekit.sweep.options import choose_target
+from tunekit.trials import Stage
 
 X = torch.randn(8, 64)
 

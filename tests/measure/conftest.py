@@ -9,7 +9,8 @@ import pytest
 
 from tunekit import identity
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest, entry, symbol_of
+from tunekit.backends import entry, symbol_of
+from tunekit.backends.contract import CompileRequest
 from tunekit.measure import MeasuringWorker, RunJob
 from tunekit.space import expand
 from tunekit.spec import load_spec

@@ -12,7 +12,8 @@ from tunekit.errors import UserError
 from tunekit.measure import Rules
 from tunekit.measure.plausible import implausible, peak_of
 from tunekit.measure.record import decide_again, noted, parted
-from tunekit.model import Cost, Environment, Outcome, Stage, Status, Values, Winner
+from tunekit.model import Cost, Environment, Values, Winner
+from tunekit.trials import Outcome, Stage, Status
 
 COSTS = {"a": (0.0, 168.0, 4096.0, 2.0), "b": (0.0, 96.0, 4096.0, 2.0), "slow": (0.0, 16.0, 0.0, 0.1)}
 

@@ -11,13 +11,13 @@ import torch
 from tunekit.errors import SpecError
 from tunekit.measure.device import Device
 from tunekit.measure.verify import Case, Oracle
-from tunekit.model import Status
 from tunekit.oracle.compare import compare
 from tunekit.oracle.judge import Figures, judge
 from tunekit.oracle.patterns import poison
 from tunekit.oracle.reference import Expected
 from tunekit.spec import Tolerance, load_spec
 from tunekit.spec.inputs import draw
+from tunekit.trials import Status
 
 # Nothing but the gate: every other bound is far away.
 GATE = Tolerance(cosine=0.9, relative_norm=10.0, rounding=1.25)

@@ -15,7 +15,8 @@ from tunekit.measure.job import RunJob, outcome_from_payload
 from tunekit.measure.lock import lock_path
 from tunekit.measure.protocol import CACHES, clocks_word, protocol, searched_alike
 from tunekit.measure.timing import ColdPlan, calls_per_window, cold_plan
-from tunekit.model import Outcome, Stage, Status, Values, to_json
+from tunekit.model import Values, to_json
+from tunekit.trials import Outcome, Stage, Status
 
 ROWS = {"rows": 8}
 MIB = 2**20

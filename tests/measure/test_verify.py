@@ -7,8 +7,8 @@ import pytest
 from tunekit.errors import SpecError
 from tunekit.measure import choose
 from tunekit.measure.verify import cases
-from tunekit.model import Status
 from tunekit.spec import load_spec
+from tunekit.trials import Status
 
 ROWS = {"rows": 100}
 

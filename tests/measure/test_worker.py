@@ -16,7 +16,7 @@ from tunekit.errors import UserError
 from tunekit.measure import MeasuringWorker
 from tunekit.measure.device import first_line, is_out_of_memory
 from tunekit.measure.process import Child
-from tunekit.model import Status
+from tunekit.trials import Status
 
 ROWS = {"rows": 8}
 

@@ -67,7 +67,7 @@ def run(case: Case, seed: int) -> list[tuple[str, Any, Any, float]]:
     import torch
 
     from tunekit.arch import parse_arch
-    from tunekit.backends.library.entry import make
+    from tunekit.backends.load import make
     from tunekit.model import Values
     from tunekit.space import broken
     from tunekit.spec import Build, load_spec

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tunekit.backends import CompileRequest
+from tunekit.backends.contract import CompileRequest
 from tunekit.jobs import Limits, Pool, compile_task
-from tunekit.model import Status, Values
+from tunekit.model import Values
 from tunekit.spec import load_spec
+from tunekit.trials import Status
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 KERNELS = SPECS / "cute_fragments_kernels.py"

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest
+from tunekit.backends.contract import CompileRequest
 from tunekit.jobs import Limits, Pool, compile_task
-from tunekit.model import Footprint, Status, Values
+from tunekit.model import Footprint, Values
 from tunekit.probe import Probe
 from tunekit.space import declared_footprint, expand
 from tunekit.spec import load_spec
+from tunekit.trials import Status
 
 SPECS = Path(__file__).resolve().parents[1] / "specs"
 FIELDS = ("smem_bytes", "tmem_columns", "threads", "cluster")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tunekit import identity
-from tunekit.model import Status, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.search import Budget, Told, make_strategy
+from tunekit.trials import Status
 
 # The recorded public spaces lie beside a checkout; they are not the project's to ship.
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "searchspaces"

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spaces import conditional, cost, run, space
 
-from tunekit.model import Status, Variant
+from tunekit.model import Variant
 from tunekit.search import STRATEGIES, Budget, Told, make_strategy
+from tunekit.trials import Status
 
 
 @pytest.fixture(params=sorted(STRATEGIES))

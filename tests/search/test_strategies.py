@@ -13,11 +13,12 @@ from spaces import cost, recorded, run, space
 
 from tunekit import identity
 from tunekit.errors import UserError
-from tunekit.model import Status, Values
+from tunekit.model import Values
 from tunekit.search import Budget, Told, choose_strategy, make_strategy, parse_budget
 from tunekit.search.encoding import Space
 from tunekit.search.replay import replay
 from tunekit.store import t4
+from tunekit.trials import Status
 
 
 @pytest.mark.parametrize("name", ["tpe", "surrogate"])

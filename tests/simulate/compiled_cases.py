@@ -10,7 +10,7 @@ from typing import Any
 
 from tunekit import identity
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest
+from tunekit.backends.contract import CompileRequest
 from tunekit.jobs import Limits, Pool, Task
 from tunekit.model import Values
 from tunekit.simulate.launch.arguments import CallArguments, arguments_of

@@ -14,7 +14,7 @@ import pytest
 
 from kernel_specs.kernels import fmha_sm90_space, fmha_sm100_space
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest
+from tunekit.backends.contract import CompileRequest
 from tunekit.backends.cutedsl.link import link
 from tunekit.backends.host import compiler
 from tunekit.errors import UserError

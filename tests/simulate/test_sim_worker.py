@@ -15,11 +15,11 @@ from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.errors import SpecError, TunekitError, UserError
 from tunekit.jobs import Limits, Pool, compile_task
-from tunekit.model import Stage, Status
 from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import Simulation, SimulationJob
 from tunekit.space import default_variant
 from tunekit.spec import load_spec
+from tunekit.trials import Stage, Status
 
 SPEC = f"{Path(__file__).parents[1] / 'specs' / 'cute_softmax.py'}:cute_softmax"
 LOG2_E = "0f3FB8AA3B"

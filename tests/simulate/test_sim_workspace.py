@@ -10,12 +10,12 @@ import torch
 from tunekit.arch import ARCHES
 from tunekit.compiling import units
 from tunekit.jobs import Limits, Pool, compile_task
-from tunekit.model import Status
 from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import SimulationJob
 from tunekit.simulate.launch.arguments import arguments_of
 from tunekit.space import expand
 from tunekit.spec import load_spec
+from tunekit.trials import Status
 
 SPECS = Path(__file__).parents[1] / "specs"
 SPLIT_SUM = f"{SPECS / 'cute_split_sum.py'}:cute_split_sum"

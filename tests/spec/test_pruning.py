@@ -62,7 +62,7 @@ def test_it_keeps_and_counts_as_a_visit_of_every_point_does(seed: int) -> None:
             kept.append(found.tunables)
         else:
             assert isinstance(found, Dropped)
-            dropped[found.constraint.name] = dropped.get(found.constraint.name, 0) + found.count
+            dropped[found.constraint.name] = dropped.get(found.constraint.name, 0) + found.points
     assert (kept, dropped) == visited(tunables, constraints, problem)
 
 
@@ -77,11 +77,11 @@ def test_what_the_first_tunable_decides_is_asked_once_a_value() -> None:
     tunables = [Tunable("a", (0, 1)), *(Tunable(name, tuple(range(10))) for name in ("b", "c", "d"))]
     found = list(walk(tunables, [Constraint("first", "why", first_only)], Values(), holds))
     assert asked == 3  # with no tunable chosen, and with each value of a
-    assert [f.count for f in found if isinstance(f, Dropped)] == [1000]
+    assert [f.points for f in found if isinstance(f, Dropped)] == [1000]
     assert sum(isinstance(f, Kept) for f in found) == 1000
 
 
 def test_a_constraint_over_the_problem_alone_drops_the_space_at_once() -> None:
     tunables = [Tunable(name, tuple(range(100))) for name in NAMES]
     (found,) = walk(tunables, [Constraint("never", "why", lambda v: v.n > 1)], Values(n=1), holds)
-    assert isinstance(found, Dropped) and found.count == 100**4
+    assert isinstance(found, Dropped) and found.points == 100**4

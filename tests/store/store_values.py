@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from tunekit import identity
-from tunekit.model import Environment, Footprint, KnownBad, Outcome, Stage, Status, Trial, Values, Winner
+from tunekit.model import Environment, Footprint, Values, Winner
+from tunekit.trials import KnownBad, Outcome, Stage, Status, Trial
 
 H200 = Environment(
     gpu="NVIDIA H200",

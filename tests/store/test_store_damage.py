@@ -12,7 +12,7 @@ import pytest
 from store_values import H200, fork, make_bad, make_trial, make_winner, wait_all, warnings_of
 
 from tunekit.errors import DatabaseError
-from tunekit.store import connection, readonly, rows, writing
+from tunekit.store import connection, readonly, rows, rows_of_trials, writing
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store, read_records
 from tunekit.store.migrations import APPLICATION_ID, STEPS
@@ -311,7 +311,7 @@ def test_migrations_take_the_missing_steps_once(database):
 def test_an_older_schema_is_read_where_it_cannot_be_migrated(database):
     """Read-only media may hold a database that was never migrated: readers take what it has."""
     with Store.open(database, steps=STEPS[:4]) as store:
-        row = rows.trial_row(make_trial())
+        row = rows_of_trials.trial_row(make_trial())
         row |= {"uid": "u", "recorded_at": "2026-01-01T00:00:00Z", "problem_key": "x"}
         del row["windows"]
         store.execute(lambda db: db["trials"].insert({**row, "environment": writing.environment_id(db, H200)}))

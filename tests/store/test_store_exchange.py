@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from store_values import H200, fork, make_bad, make_trial, make_winner, wait_all, warnings_of
 
 from tunekit.errors import DatabaseError
-from tunekit.model import Stage, Status, Values
+from tunekit.model import Values
 from tunekit.store import database as database_module
 from tunekit.store import lines, rows
 from tunekit.store.database import Store
 from tunekit.store.exchange import export_jsonl, export_lines, import_jsonl, merge, ship
 from tunekit.store.shipped import shipped_file, shipped_winners
 from tunekit.store.verify import verify_lines
+from tunekit.trials import Stage, Status
 
 
 def fill(path: Path, first: int = 0, count: int = 6) -> None:

@@ -11,11 +11,11 @@ import time
 import pytest
 from store_values import fork, make_trial, make_winner, wait
 
-from tunekit.model import Stage, Status
 from tunekit.store import connection, files
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
 from tunekit.store.verify import verify
+from tunekit.trials import Stage, Status
 
 DIE = signal.SIGKILL
 

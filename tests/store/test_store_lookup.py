@@ -13,7 +13,7 @@ from store_values import H200, PROTOCOL, make_trial, make_winner
 
 from tunekit import identity
 from tunekit.model import Environment, Values
-from tunekit.store import rows, writing
+from tunekit.store import rows_of_trials, writing
 from tunekit.store.database import Store
 from tunekit.store.standing import KEY_FIELDS, classify
 from tunekit.store.winners import read_winners
@@ -105,7 +105,7 @@ def test_a_lookup_beside_100_000_trials_takes_milliseconds(database):
     with Store.open(database) as store:
 
         def insert(db) -> None:
-            row = rows.trial_row(trial)
+            row = rows_of_trials.trial_row(trial)
             row |= {"recorded_at": "2026", "sweep": None, "problem_key": "x"}
             row["environment"] = writing.environment_id(db, trial.environment)
             names = ", ".join(["uid", *row])

@@ -11,10 +11,11 @@ import pytest
 from store_values import H200, PROTOCOL, fork, make_bad, make_trial, make_winner, wait
 
 from tunekit.errors import DatabaseError
-from tunekit.model import Environment, Stage, Status, Values
+from tunekit.model import Environment, Values
 from tunekit.store.database import Store
 from tunekit.store.lines import parse_line, winner_line
 from tunekit.store.winners import read_winners
+from tunekit.trials import Stage, Status
 
 NO_TIMES = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -0.5, None, "fast", "12.5", True, [1.0]]
 

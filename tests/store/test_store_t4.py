@@ -11,9 +11,10 @@ import pytest
 from tunekit import identity
 from tunekit.cli import main
 from tunekit.errors import DatabaseError, UserError
-from tunekit.model import Environment, Outcome, Stage, Status, Trial, Values
+from tunekit.model import Environment, Values
 from tunekit.store import t4
 from tunekit.store.database import Store
+from tunekit.trials import Outcome, Stage, Status, Trial
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "searchspaces"
 

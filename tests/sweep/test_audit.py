@@ -15,7 +15,7 @@ from tunekit.cli import main
 from tunekit.errors import UserError
 from tunekit.measure import MeasuringWorker
 from tunekit.measure.protocol import VERSION
-from tunekit.model import Stage, Winner
+from tunekit.model import Winner
 from tunekit.progress import AuditReport, ProblemReport, SweepReport
 from tunekit.report import Printer, print_audit
 from tunekit.report.sweep_summary import winner_text
@@ -24,6 +24,7 @@ from tunekit.sweep import SweepOptions, audit, sweep
 from tunekit.sweep.audit import agreement, agreements
 from tunekit.sweep.measuring import finalists, incumbent_of
 from tunekit.sweep.options import choose_target
+from tunekit.trials import Stage
 
 SCALE = reference("host_scale", "host_scale")
 ROWS = {"rows": 64}

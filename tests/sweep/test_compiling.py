@@ -14,12 +14,13 @@ from tunekit.arch import ARCHES
 from tunekit.compiling import Compiler, Unit, compile_limits, compile_outcome, units
 from tunekit.environment import environment
 from tunekit.jobs import Pool, TaskResult
-from tunekit.model import Footprint, Stage, Status, Values
+from tunekit.model import Footprint, Values
 from tunekit.probe import DISAGREEMENT
 from tunekit.settings import Settings
 from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.store.artifacts import ArtifactStore
+from tunekit.trials import Stage, Status
 
 MANY = reference("host_many", "host_many")
 SCALE = reference("cute_small", "cute_scale")

@@ -16,13 +16,14 @@ from tunekit.compiling import Compiler, Unit
 from tunekit.errors import UserError
 from tunekit.jobs import TaskResult
 from tunekit.measure import OUT_OF_MEMORY, MeasuringWorker
-from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.sweep import SweepOptions
 from tunekit.sweep.measuring import Measurer
 from tunekit.sweep.options import check_named, choose_target, restrict
 from tunekit.sweep.problem import ProblemRun
+from tunekit.trials import Outcome, Stage, Status, Trial
 
 SCALE = reference("host_scale", "host_scale")
 FAULTY = reference("host_scale", "host_faulty")

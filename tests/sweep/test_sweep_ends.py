@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tests.sweep.conftest import SPECS, Cache
-from tunekit.model import Stage
 from tunekit.settings import Settings
 from tunekit.store.database import Store
+from tunekit.trials import Stage
 
 MANY = f"{SPECS / 'host_many'}.py"
 ROOT = SPECS.parents[1]

@@ -10,7 +10,7 @@ from tests.sweep.conftest import Cache, reference
 from tunekit.arch import ARCHES
 from tunekit.environment import environment
 from tunekit.errors import TunekitError, UserError
-from tunekit.model import Stage, Status, Values
+from tunekit.model import Values
 from tunekit.progress import Row, SweepReport
 from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import Simulation, SimulationJob
@@ -19,6 +19,7 @@ from tunekit.space import default_variant
 from tunekit.spec import load_spec
 from tunekit.sweep import SweepOptions
 from tunekit.sweep.options import choose_target
+from tunekit.trials import Stage, Status
 
 SOFTMAX = reference("cute_softmax", "cute_softmax")
 PROBLEM = {"rows": 9, "columns": 1024}

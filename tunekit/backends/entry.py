@@ -15,10 +15,12 @@ from typing import Any
 
 from tunekit import identity
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileReport, CompileRequest, Phase, backend, refusal
+from tunekit.backends import backend, refusal
+from tunekit.backends.contract import CompileReport, CompileRequest, Phase
 from tunekit.errors import words_of
-from tunekit.model import Status, to_json
+from tunekit.model import to_json
 from tunekit.spec import Build, load_spec
+from tunekit.trials import Status
 
 REASON_LIMIT = 4000
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

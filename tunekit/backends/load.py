@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tunekit.errors import TunekitError
-from tunekit.spec import KernelSpec
+from tunekit.errors import TunekitError, words_of
+from tunekit.spec import Build, Implementation, KernelSpec
+from tunekit.spec.packages import absence, installed
 
 LIBRARY_SUFFIX = ".library"
 CUDA_DIRECTORIES = ("cu13", "cu12")
@@ -48,6 +49,25 @@ def load_library(file: Path, spec: KernelSpec | None = None) -> Callable[..., An
         return Entry.of_bytes(file.read_bytes()).function(spec)
     except (OSError, TunekitError) as error:
         raise TunekitError(f"{file} can't be loaded: {error}") from error
+
+
+def make(implementation: Implementation, build: Build) -> Callable[..., Any]:
+    """The function of a library implementation. This is where its package is imported.
+
+    Raises:
+        TunekitError: the package is not installed, its import or the build function fails, or it returns no function.
+    """
+    absent = absence(implementation)
+    if absent:
+        raise TunekitError(absent)
+    try:
+        function: Callable[..., Any] = implementation.build(build)
+    except (Exception, SystemExit) as error:  # foreign code: a package's import raises anything
+        of = installed(implementation)
+        raise TunekitError(f"{implementation.name} can't be made of {of}: {words_of(error)}") from error
+    if not callable(function):
+        raise TunekitError(f"{implementation.name}: build must return a function, not {type(function).__name__}")
+    return function
 
 
 def load_kernel(so: Path, symbol: str) -> Callable[..., Any]:

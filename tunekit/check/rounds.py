@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunekit import identity
-from tunekit.backends import CompileRequest, symbol_of
+from tunekit.backends import symbol_of
+from tunekit.backends.contract import CompileRequest
 from tunekit.check.targets import Target, reference_target
 from tunekit.check.verdict import Sample
 from tunekit.jobs import Limits, Pool, Task, compile_task
 from tunekit.measure.silence import Compiles
-from tunekit.model import Status, Values, to_json
+from tunekit.model import Values, to_json
+from tunekit.trials import Status
 
 CompileOnce = Callable[[Target], Sample]
 Progress = Callable[[str], None]

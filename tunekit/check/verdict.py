@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tunekit.check.targets import Target
-from tunekit.model import Status, Values
+from tunekit.model import Values
+from tunekit.trials import Status
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from tunekit.cli.explain_winner import print_repeated, repeated
 from tunekit.cli.problems import problems, tunables
 from tunekit.cli.space_view import Point, all_points, choose_arch, select
 from tunekit.errors import DatabaseError, UserError
-from tunekit.model import Trial, Values
+from tunekit.model import Values
 from tunekit.probe import DISAGREEMENT
 from tunekit.report import Printer, Table, units
 from tunekit.space import implementations_on
 from tunekit.spec import KernelSpec, load_spec
+from tunekit.trials import Trial
 
 
 @click.command(cls=options.PairsCommand)

@@ -10,9 +10,10 @@ from typing import Any
 from tunekit.errors import DatabaseError
 from tunekit.measure.record import decide_again, parted
 from tunekit.measure.statistics import Decision, Standing
-from tunekit.model import Outcome, Stage, Trial, Values, Variant, Winner
+from tunekit.model import Values, Variant, Winner
 from tunekit.report import Printer, Table, units
 from tunekit.spec import KernelSpec
+from tunekit.trials import Outcome, Stage, Trial
 
 
 @dataclass(frozen=True)

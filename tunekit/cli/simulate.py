@@ -12,12 +12,13 @@ from tunekit.cli import INTERRUPTION, Interruption, options
 from tunekit.cli.problems import problems, tunables
 from tunekit.cli.space_view import all_points, choose_arch, select
 from tunekit.errors import UserError
-from tunekit.model import Outcome, Status, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.progress import SweepEvent
 from tunekit.report import Printer, progress_display
 from tunekit.space import default_variant, implementations_on
 from tunekit.spec import KernelSpec, absolute_reference, load_spec
 from tunekit.spec.packages import installed
+from tunekit.trials import Outcome, Status
 
 EXIT_NOT_MODELLED = 3
 LINE_INFO = "--generate-line-info"

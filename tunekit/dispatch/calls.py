@@ -7,9 +7,8 @@ argument is looked at that the call leaves out. Checks are in `checks`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from tunekit.errors import UserError
 from tunekit.model import Value
@@ -36,33 +35,30 @@ def way_and_axes(place: Place) -> tuple[Way, tuple[Any, ...]]:
     return (place, ()) if isinstance(place[0], int) else (place[0], place[1])
 
 
-@dataclass(frozen=True)
-class Present:
+class Present(NamedTuple):
     """The slots that a call may have filled: all others are None."""
 
     tensors: tuple[int, ...]
     scalars: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """How the values of a call become slots: its arguments by position, then those by keyword, without the axes.
 
-    There are `count` values. `places` has, for each slot, which of them fills it, -1 where none does; None where that
+    There are `size` values. `places` has, for each slot, which of them fills it, -1 where none does; None where that
     depends on which are None.
     """
 
     arranged: Callable[[tuple[Any, ...]], Slots]
     present: Present
     places: tuple[int, ...] | None
-    count: int
+    size: int
 
     def slots(self, values: tuple[Any, ...]) -> Slots:
         return self.arranged((*values, None))
 
 
-@dataclass(frozen=True)
-class _Writing:
+class _Writing(NamedTuple):
     """What the values of a call are that is written in one way: `axes` picks those that are axes, named by `names`,
     `others` those that are arguments. `order` is None where what positions stand for depends on the axes."""
 

@@ -6,9 +6,8 @@ Runs once per key of dispatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunekit.dispatch.calls import Given, Slots, said
 from tunekit.dispatch.kinds import refusal
@@ -25,8 +24,7 @@ may have more elements than that."""
 FLOATING = ("float32",)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call that has been checked: its complete problem, its device and its arguments.
 
     `problem` is complete; `device` is torch's index, -1 for the CPU; `arguments`

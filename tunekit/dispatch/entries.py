@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from numbers import Integral
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunekit.dispatch.calls import Order, Slots, select
 from tunekit.dispatch.checks import Call
@@ -26,8 +25,7 @@ LATER = -2
 """The native hot path answers this, or one less for each further entry, where Python has to do the rest."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What all calls of one key have in common: of the signature's slots, which are `missing`, and which hold an int.
 
     `device` is torch's, that new tensors are made on.
@@ -48,8 +46,7 @@ def kind_of(call: Call, order: Order, slots: Slots) -> Kind:
     return Kind(call, order, missing, ints, tensor.device)
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """What hot_path.c needs: `packed` has a step for each argument of the kernel.
 
     `answer` is what it answers: the place of the one output among the call's values; `LATER`, if there is more to
@@ -62,8 +59,7 @@ class Recipe:
     likes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What serves the calls of one kind: `run` does all of a call, `recipe` is None where only Python can.
 
     `returned` picks what a call returns from its slots, after the kernel ran natively.
@@ -102,8 +98,7 @@ def make_entry(kind: Kind, served: tuple[Choice, Function], workspace: int, nati
     return Entry(kind, choice, function, _runner(function, kind, fill), recipe, _picker(returned))
 
 
-@dataclass(frozen=True)
-class _Fill:
+class _Fill(NamedTuple):
     """What a call leaves out: tensors to allocate and numbers, by the kernel's argument.
 
     `floats`: where a Python int is given for a float. `outputs`: which of the arguments are returned. `workspace`
@@ -213,12 +208,12 @@ def _recipe(kind: Kind, fill: _Fill, places: tuple[int, ...]) -> Recipe | None:
             steps.append(struct.pack(WORDS[step], step, 0, value))
         else:
             step = GIVEN_AS_FLOAT if position in fill.floats else GIVEN
-            steps.append(struct.pack(WORDS[INTEGER], step, kind.order.count if position in new else places[slot], 0))
+            steps.append(struct.pack(WORDS[INTEGER], step, kind.order.size if position in new else places[slot], 0))
     if fill.workspace:
         steps.append(struct.pack(WORDS[INTEGER], WORKSPACE, 0, fill.workspace))
     answer = LATER
     if likes:
-        answer = kind.order.count
+        answer = kind.order.size
     elif len(fill.outputs) == 1:
         answer = places[kind.call.arguments[fill.outputs[0]][0]]
     return Recipe(b"".join(steps), answer, likes)

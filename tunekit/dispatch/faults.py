@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tunekit.errors import DeviceFaultError, TunekitError, words_of
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """One sticky error: its name and number in CUDA's run-time API, its number's words there, and why it is sticky.
 
     `driver` is the driver API's name for it; both APIs share the numbers.

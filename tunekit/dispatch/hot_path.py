@@ -15,9 +15,8 @@ import logging
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tunekit.backends.load import damaged, load_module
 from tunekit.dispatch.forked import Guard
@@ -36,8 +35,7 @@ _loaded: dict[str, Any] = {}
 """What this process has of each part, by name; None where it can't be had."""
 
 
-@dataclass(frozen=True)
-class NativePart:
+class NativePart(NamedTuple):
     """One C file. `built_for` is what else its binary depends on; `headers` are of more than TVM-FFI."""
 
     name: str

@@ -1,4 +1,4 @@
-"""``tunekit.load``: a callable that picks the recorded winner of every call and runs it.
+"""Kernels: callables that pick the recorded winner of every call and run it.
 
 The hot path is one call of a table's function, native where it can be (hot_path.c). All else (checks, winners,
 artifacts, compiles) happens once per key.
@@ -6,126 +6,33 @@ artifacts, compiles) happens once per key.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from tunekit.dispatch import recorder
 from tunekit.dispatch.calls import CallForm, Given, Order, Place
 from tunekit.dispatch.checks import Call, check
 from tunekit.dispatch.counters import Counters
-from tunekit.dispatch.devices import Devices, TorchDevices
 from tunekit.dispatch.entries import Entry, Kind, kind_of, make_entry, maker
 from tunekit.dispatch.faults import as_device_fault, classify
 from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.graphs import beside_captures, capturing
-from tunekit.dispatch.hot_path import HotPath, caller, hot_path
-from tunekit.dispatch.library import Library
-from tunekit.dispatch.on_request import OnRequestCompiler
-from tunekit.dispatch.policy import Compile, policy
-from tunekit.dispatch.ranks import WAIT_S, join, own_name
+from tunekit.dispatch.hot_path import HotPath, hot_path
 from tunekit.dispatch.resolver import Asked, Resolver
 from tunekit.dispatch.routes import Routes
 from tunekit.dispatch.stats import live
 from tunekit.dispatch.tables import CAPACITY, MISS, NativeTable, PythonTable, Table
-from tunekit.dispatch.watcher import watch
 from tunekit.errors import NoKernelError, UserError
 from tunekit.model import Choice, Level, Value, Values, Variant
-from tunekit.settings import load_settings
 from tunekit.space import workspace
-from tunekit.spec import KernelSpec, absolute_reference, load_spec
+from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 
 MAX_KEYS = 16_384
 """Keys kept of one way of writing calls, at some 5 KB each; past it all are dropped and found again."""
 MAX_PLACES = 1024
 """Ways of writing calls, each with the axes that it gives, that are kept; past it likewise."""
-
-
-def load(
-    name: str | Path,
-    *,
-    database: str | Path | None = None,
-    artifacts: str | Path | None = None,
-    bundle: str | Path | None = None,
-    fallback: str = "default",
-    strict: bool = False,
-    compile: Compile = "never",
-    all_or_nothing: bool = False,
-    watch_s: float | None = None,
-    devices: Devices | None = None,
-    native: bool = True,
-) -> Kernel:
-    """A callable for the spec `name`, or a path as ``load_spec`` takes it.
-
-    `database` and `artifacts` default to the settings' (TUNEKIT_DB, TUNEKIT_CACHE),
-    read now. `fallback` is the last level of the ladder that may serve; `strict` raises
-    instead of serving anything but the first choice. A missing artifact is left to the next
-    level that has one; with `compile` ``"allow"`` it is compiled while the call waits, with
-    ``"background"`` while the next level serves: in a process of its own, with its limits.
-    With `all_or_nothing` the ranks of a job take the same artifact for each problem, the first
-    that all of them have loaded; every rank must load, call and refresh alike. With `watch_s`
-    a thread looks that often (seconds) whether other winners are recorded, and calls ``refresh``.
-    `native` False dispatches in Python also where the native hot path is to be had.
-
-    `bundle` is a directory that ``tunekit bundle`` made: winners and kernels come from it alone,
-    and nothing is written there or compiled for it.
-
-    Raises:
-        UserError: no such spec; an unknown policy, or one that contradicts itself; `all_or_nothing`
-            where nothing tells how many ranks there are; a bundle that is damaged or for another
-            spec, or named beside a database, artifacts, compiling or watching.
-    """
-    chosen = policy(fallback, strict, compile, all_or_nothing, watch_s)
-    reference = absolute_reference(name)
-    spec = load_spec(reference)
-    devices = devices or TorchDevices()
-    if bundle is not None:
-        if database is not None or artifacts is not None or compile != "never" or watch_s is not None:
-            raise UserError("a bundle serves alone: leave out database, artifacts, compile and watch_s")
-        from tunekit.dispatch.bundled import open_library  # here: most servers have none
-
-        bundled = open_library(spec, Path(bundle).absolute())
-        ranks = join(spec.name, bundled.store) if all_or_nothing else None
-        resolver = Resolver(spec, reference, bundled.bundle, bundled, None, chosen, devices, ranks)
-        return make_kernel(spec, resolver, bundled.store if native else None)
-    settings = load_settings(database=database)
-    settings = replace(
-        settings,  # read whenever something is missing, wherever the process is by then
-        database=Path(settings.database).absolute(),
-        artifacts=Path(artifacts or settings.artifacts).absolute(),
-    )
-    library = Library(spec, ArtifactStore(settings.artifacts))
-    compiler = None if compile == "never" else OnRequestCompiler(reference, spec, library.store, settings, own_name())
-    wait_s = WAIT_S if compiler is None else 2 * compiler.wait_s
-    ranks = join(spec.name, library.store, wait_s) if all_or_nothing else None
-    resolver = Resolver(spec, reference, settings.database, library, compiler, chosen, devices, ranks)
-    kernel = make_kernel(spec, resolver, library.store if native else None)
-    if watch_s is not None:
-        watch(kernel, settings.database, watch_s)
-    return kernel
-
-
-def make_kernel(spec: KernelSpec, resolver: Resolver, native_from: ArtifactStore | None) -> Kernel:
-    """A kernel, of the native class where that can be had."""
-    native = None if native_from is None else caller(native_from)
-    kernel = (Kernel if native is None else native_kernel(native))(spec, resolver, native_from)
-    recorder.note(kernel, os.environ.get(recorder.DIRECTORY))
-    return kernel
-
-
-@functools.cache
-def native_kernel(caller: type) -> type[Kernel]:
-    """The class of kernels whose call is caller.c's."""
-    says = inspect.signature(lambda *args, **keywords: None)  # which inspect can't read off a call in C
-    names = {"__doc__": Kernel.__doc__, "__module__": Kernel.__module__, "__signature__": says}
-    return type("Kernel", (caller, Kernel), names)
 
 
 class Kernel:

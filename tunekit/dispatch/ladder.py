@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from tunekit import space
 from tunekit.arch import Arch, parse_arch
@@ -22,8 +22,7 @@ from tunekit.spec.axes import contains
 from tunekit.store.standing import differences, missing_identity, other_version
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A variant that may serve a problem; `winner` is the measurement that speaks for it."""
 
     level: Level
@@ -32,8 +31,7 @@ class Candidate:
     winner: Winner | None = None
 
 
-@dataclass(frozen=True)
-class Miss:
+class Miss(NamedTuple):
     """A level that has nothing for a problem, and why."""
 
     level: Level
@@ -46,12 +44,20 @@ class Known:
     measured in differs from the present one; empty where it counts as measured here. `superseded`: a later
     winner counts as measured here for the same problem; their protocols differ, so their times are not compared."""
 
+    spec: KernelSpec
     winner: Winner
     problem: Values
-    bucket: Values
-    derived: frozenset[str]
     strange: str
     superseded: bool = False
+
+    # When first asked for: a problem with a winner of its own needs these of no other.
+    @computed_once
+    def bucket(self) -> Values:
+        return self.spec.bucket(self.problem)
+
+    @computed_once
+    def derived(self) -> frozenset[str]:
+        return self.spec.derived(self.problem)
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,7 @@ def sort_out(
         if problem is None:
             unusable.append(f"a winner of {spec.name} ({winner.problem}) is left out: {why}")
         else:
-            strange = _strange(spec, winner, here, protocols)
-            known.append(Known(winner, problem, spec.bucket(problem), spec.derived(problem), strange))
+            known.append(Known(spec, winner, problem, _strange(spec, winner, here, protocols)))
     later = {one.problem: index for index, one in enumerate(known) if not one.strange}
     found = (
         replace(one, superseded=not one.strange and later[one.problem] != index) for index, one in enumerate(known)
@@ -108,18 +113,17 @@ def sort_out(
 
 def steps(table: Table, problem: Values) -> Iterator[Candidate | Miss]:
     """The ladder for a complete `problem`, best first."""
+    measured_here = [known for known in table.measured if not known.strange and known.problem == problem]
+    exact = sorted((_Match(known, 0.0) for known in measured_here), key=_rank)
+    yield from _level(table, problem, Level.EXACT, exact, "nothing was measured here for this problem")
     bucket = table.spec.bucket(problem)
-    exact: list[_Match] = []
     near: list[_Match] = []
     rest: list[_Match] = []
     for match in _matches(table.spec, table.measured, problem):
         if match.known.strange:
             rest.append(match)
-        elif match.distance == 0:
-            exact.append(match)
-        else:
+        elif match.distance > 0:
             (near if match.known.bucket == bucket else rest).append(match)
-    yield from _level(table, problem, Level.EXACT, exact, "nothing was measured here for this problem")
     yield from _level(table, problem, Level.BUCKET, near, "nothing was measured here in this bucket")
     yield from _level(table, problem, Level.NEAREST, rest, "nothing else was measured with the same static axes")
     shipped = _matches(table.spec, table.shipped, problem)
@@ -254,8 +258,7 @@ def explain_no_kernel(spec: KernelSpec, arch: str, problem: Values) -> str:
     return f"{expansion.blame()} ({why})" if why else expansion.blame()
 
 
-@dataclass(frozen=True)
-class _Match:
+class _Match(NamedTuple):
     """A winner of a problem like the one asked for; `distance` 0 is the same problem."""
 
     known: Known

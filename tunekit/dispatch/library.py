@@ -9,8 +9,7 @@ from typing import Any
 from tunekit import identity, space
 from tunekit.arch import parse_arch
 from tunekit.backends import symbol_of
-from tunekit.backends.library.entry import make
-from tunekit.backends.load import load_artifact
+from tunekit.backends.load import load_artifact, make
 from tunekit.dispatch.forked import Guard
 from tunekit.dispatch.kept import Kept
 from tunekit.dispatch.ladder import Candidate

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tunekit.dispatch import background
 from tunekit.dispatch.forked import Guard
 from tunekit.environment import environment
 from tunekit.errors import DatabaseError, TunekitError
-from tunekit.model import Artifact, Outcome, Values, Variant
+from tunekit.model import Artifact, Values, Variant
 from tunekit.settings import Settings
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
+from tunekit.trials import Outcome
 
 if TYPE_CHECKING:
     from tunekit.compiling import Unit
+    from tunekit.dispatch.resolver import Resolver
     from tunekit.store.database import Store
 
 logger = logging.getLogger("tunekit")
@@ -66,6 +70,10 @@ class OnRequestCompiler:
 
         limits = compile_limits(self._spec, self._settings)
         return (limits.trace_s or 0.0) + (limits.backend_s or 0.0) + GRACE_S
+
+    def ask(self, key: str, variant: Variant, problem: Values, resolver: Resolver) -> str:
+        """Have `resolver` compile a variant in the background, when its turn comes; says what becomes of it."""
+        return background.ask(background.Job(key, variant, problem, weakref.ref(resolver)))
 
     def compile(self, variant: Variant, problem: Values, stopped: Callable[[], bool]) -> Compiled:
         """The artifact of `variant`, compiled now or meanwhile by another process; `stopped` ends it early."""

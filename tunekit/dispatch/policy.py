@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from tunekit.errors import UserError
 from tunekit.model import Level
@@ -13,8 +12,7 @@ Compile = Literal["never", "allow", "background"]
 LEVELS = tuple(Level)
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """`fallback` is the last level of the ladder that may serve, `strict` allows the first choice alone.
 
     `compile` says what happens to a missing artifact: ``never`` compiled; compiled while the call waits (``allow``);

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunekit.dispatch import background
 from tunekit.dispatch.checks import Call
 from tunekit.dispatch.devices import DeviceFacts, Devices
 from tunekit.dispatch.faults import as_device_fault
@@ -19,15 +18,15 @@ from tunekit.dispatch.kept import Kept
 from tunekit.dispatch.ladder import Candidate, Table, Walk, explain_no_kernel, walk
 from tunekit.dispatch.library import Function, Library, compile_command, sweep_command
 from tunekit.dispatch.lookup import no_kernel, read_table
-from tunekit.dispatch.on_request import OnRequestCompiler
 from tunekit.dispatch.policy import Policy
-from tunekit.dispatch.ranks import Ranks
 from tunekit.errors import NoKernelError, TunekitError
 from tunekit.model import Artifact, Choice, Level, Values, Variant
 from tunekit.spec import KernelSpec
 from tunekit.store.readonly import FilesMark, files_mark
 
 if TYPE_CHECKING:
+    from tunekit.dispatch.on_request import OnRequestCompiler
+    from tunekit.dispatch.ranks import Ranks
     from tunekit.store.bundle import Bundle
 
 logger = logging.getLogger("tunekit")
@@ -307,7 +306,7 @@ class Resolver:
         if self.policy.compile == "background":
             if resolution.wanted is None:  # only the best that is missing: the rest serves less well
                 resolution.wanted = variant
-                lacks = background.ask(background.Job(key, variant, problem, weakref.ref(self)))
+                lacks = self._compiler.ask(key, variant, problem, self)
             return None, lacks
         resolution.doing = f"the compile of {variant}"
         return self.compile_now(key, variant, problem, lambda: False)

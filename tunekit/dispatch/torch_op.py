@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tunekit.dispatch.calls import CallForm, Slots
 from tunekit.dispatch.checks import FLOATING
 from tunekit.dispatch.forked import Guard
-from tunekit.dispatch.kernel import Kernel, load
+from tunekit.dispatch.kernel import Kernel
+from tunekit.dispatch.loading import load
 from tunekit.dispatch.symbolic import outputs_of
 from tunekit.errors import UserError, words_of
 from tunekit.model import Value

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tunekit.backends import PTX_PATTERN, CompileRequest
+from tunekit.backends import PTX_PATTERN
+from tunekit.backends.contract import CompileRequest
 from tunekit.backends.entry import toolchain
 from tunekit.errors import NO_MESSAGE
-from tunekit.model import Status, Values
+from tunekit.model import Values
+from tunekit.trials import Status
 
 COMPILE_ENTRY = "tunekit.backends.entry:run"
 # Phases that the trace limit covers; the back end's covers all others.

@@ -32,10 +32,11 @@ from tunekit.measure.timing import (
     timer,
 )
 from tunekit.measure.verify import Case, Oracle, wrong_outputs
-from tunekit.model import Outcome, Status, Values, Variant
-from tunekit.model import Stage as PipelineStage
+from tunekit.model import Values, Variant
 from tunekit.spec import KernelSpec
 from tunekit.spec.inputs import draw
+from tunekit.trials import Outcome, Status
+from tunekit.trials import Stage as PipelineStage
 
 COPY_GUARD_BYTES = 256
 

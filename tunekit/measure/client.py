@@ -18,8 +18,9 @@ from tunekit.measure.lock import lock_path, turn
 from tunekit.measure.process import Child
 from tunekit.measure.protocol import DEFAULT_CACHE, Cache
 from tunekit.measure.silence import silence
-from tunekit.model import Outcome, Stage, Status, Values, to_json
+from tunekit.model import Values, to_json
 from tunekit.settings import DEFAULT_RUN_LIMIT_S
+from tunekit.trials import Outcome, Stage, Status
 
 PREPARE_LIMIT_S = 600.0
 # Sets of random inputs of a verification.

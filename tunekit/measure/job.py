@@ -8,8 +8,9 @@ from typing import Any
 
 from tunekit.errors import UserError
 from tunekit.measure.statistics import usable
-from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, to_json
+from tunekit.model import Footprint, Values, Variant, to_json
 from tunekit.spec import Implementation
+from tunekit.trials import Outcome, Stage, Status
 
 # The fact of a failed outcome that memory ran out: how much was free is not the variant's doing.
 OUT_OF_MEMORY = "out_of_memory"

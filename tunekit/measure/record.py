@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from tunekit.errors import UserError
 from tunekit.measure.statistics import Decision, choose
-from tunekit.model import Outcome, Value, Values, Winner
+from tunekit.model import Value, Values, Winner
+from tunekit.trials import Outcome
 
 TIE_KEYS = ("tie_library", "tie_registers", "tie_smem_bytes", "tie_compile_s")
 # Confidences and margins that are computed again by the same code differ, if at all, by the last digits stored.

@@ -13,13 +13,14 @@ from tunekit.errors import SpecError
 from tunekit.measure.device import Device, is_out_of_memory
 from tunekit.measure.inputs import Arguments
 from tunekit.measure.job import first_phase
-from tunekit.model import Outcome, Stage, Status, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.oracle.judge import Figures, judge, region
 from tunekit.oracle.patterns import bits, poison
 from tunekit.oracle.reference import Expected, expected
 from tunekit.space import serves
 from tunekit.spec import KernelSpec
 from tunekit.spec.inputs import draw
+from tunekit.trials import Outcome, Stage, Status
 
 LAUNCHES = 2
 ORACLE_CACHE_BYTES = 2 * 2**30

@@ -25,8 +25,9 @@ from tunekit.measure.device import Device, first_line, is_out_of_memory
 from tunekit.measure.final import Rules
 from tunekit.measure.job import OUT_OF_MEMORY, RunJob
 from tunekit.measure.verify import Verifier
-from tunekit.model import Outcome, Stage, Status, Values, to_json
+from tunekit.model import Values, to_json
 from tunekit.spec import load_spec
+from tunekit.trials import Outcome, Stage, Status
 
 Result = TypeVar("Result")
 

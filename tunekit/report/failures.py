@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tunekit.model import Stage, Values, Variant
+from tunekit.model import Values, Variant
 from tunekit.progress import Row
+from tunekit.trials import Stage
 
 NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*")
 

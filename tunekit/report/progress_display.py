@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from tunekit.model import Stage, Status
 from tunekit.progress import Running, SweepEvent
 from tunekit.report import units
 from tunekit.report.printer import is_plain
+from tunekit.trials import Stage, Status
 
 HEARTBEAT_S = 60.0
 SHOWN_RUNNING = 8

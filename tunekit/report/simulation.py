@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-from tunekit.model import Status, Values
+from tunekit.model import Values
 from tunekit.report import units
 from tunekit.report.printer import Printer
 from tunekit.simulate import faults
 from tunekit.simulate.faults import Fault
 from tunekit.simulate.job import Simulation
 from tunekit.simulate.report import Launched, Report
+from tunekit.trials import Status
 
 RULE = "========="
 MOST_NOTES = 40

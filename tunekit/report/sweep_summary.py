@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tunekit.model import Stage, Values, Winner
+from tunekit.model import Values, Winner
 from tunekit.progress import ProblemReport, Row, SweepReport
 from tunekit.report import units
 from tunekit.report.failures import group_failures, reproduce
 from tunekit.report.printer import Printer, Table
+from tunekit.trials import Stage
 
 MAX_REASON_LINES = 12
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tunekit.errors import UserError
-from tunekit.model import Status, Variant
+from tunekit.model import Variant
+from tunekit.trials import Status
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from tunekit.child import Child, Stopped
 from tunekit.errors import SpecError, TunekitError, UserError
-from tunekit.model import Status, Values
+from tunekit.model import Values
 from tunekit.simulate.job import Simulation, SimulationJob
+from tunekit.trials import Status
 
 PREPARE_LIMIT_S = 600.0
 # A simulation ends by itself at its time limit; what is over it by this much hangs and is killed.

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunekit.model import Outcome, Stage, Status, Values, Variant, to_json
+from tunekit.model import Values, Variant, to_json
 from tunekit.simulate.report import Report
+from tunekit.trials import Outcome, Stage, Status
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tunekit.arch import parse_arch
 from tunekit.errors import UserError
-from tunekit.model import Status, Values
+from tunekit.model import Values
 from tunekit.simulate.grid import ProcessDied
 from tunekit.simulate.job import Simulation, SimulationJob
 from tunekit.simulate.launch.arguments import Buffer, CallArguments, arguments_of
@@ -25,6 +25,7 @@ from tunekit.simulate.ptx.read import read_module
 from tunekit.simulate.run import clusters_of, simulate
 from tunekit.spec import load_spec
 from tunekit.spec.inputs import draw
+from tunekit.trials import Status
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunekit.arch import ARCHES, Arch
 from tunekit.errors import SpecError
@@ -39,8 +39,7 @@ WORKSPACE = "workspace"
 """What messages call an implementation's scratch tensor."""
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(NamedTuple):
     """What a build function is told: never a tensor, never a device.
 
     `problem` holds the static axes only: nothing else may change the code.

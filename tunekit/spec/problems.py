@@ -7,8 +7,7 @@ asks for are there. Two may each be derived from the other: whichever is given f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunekit.errors import SpecError, words_of
 from tunekit.model import Value, Values
@@ -61,8 +60,7 @@ class _Recorder(Partial):
         return super().__getitem__(name)
 
 
-@dataclass(frozen=True)
-class Filled:
+class Filled(NamedTuple):
     """Values completed as far as they go. `lacking`: for each axis that is still empty and has a default, the axis
     that this default asked for (None: it gave none for these values)."""
 

@@ -23,12 +23,13 @@ from typing import Any, Literal, TypeVar
 from sqlite_utils import Database
 
 from tunekit.errors import DatabaseError
-from tunekit.model import Environment, KnownBad, Stage, Trial, Values, Winner
+from tunekit.model import Environment, Values, Winner
 from tunekit.store import connection as opening
-from tunekit.store import rows, writing
+from tunekit.store import rows, rows_of_trials, writing
 from tunekit.store.migrations import STEPS, Step
 from tunekit.store.queries import Sweep, select_known_bad, select_sweeps, select_trials, select_winners
 from tunekit.store.readonly import UnreadableError, reading
+from tunekit.trials import KnownBad, Stage, Trial
 
 T = TypeVar("T")
 log = logging.getLogger("tunekit")
@@ -262,7 +263,7 @@ class Store:
     def remember_bad(self, bad: KnownBad) -> None:
         """Skip this compile from now on; its key changes with the source and the toolchain."""
         row = {"recorded_at": now()}
-        self._write(lambda db: db["known_bad"].upsert({**row, **rows.known_bad_row(bad)}, pk="compile_key"))
+        self._write(lambda db: db["known_bad"].upsert({**row, **rows_of_trials.known_bad_row(bad)}, pk="compile_key"))
 
     def forget_bad(self, spec: str | None = None, compile_key: str | None = None) -> int:
         """Give remembered compiles (all, a spec's, or one) another chance; how many were forgotten."""

@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunekit.errors import DatabaseError
-from tunekit.model import KnownBad, Trial, Winner
-from tunekit.store import files, lines, queries, rows, writing
+from tunekit.model import Winner
+from tunekit.store import files, lines, queries, rows, rows_of_trials, writing
 from tunekit.store.database import BUSY_S, Store, now
 from tunekit.store.lines import DIGITS, Line, SweepRecord
 from tunekit.store.readonly import UnreadableError, reading
 from tunekit.store.shipped import shipped_file
+from tunekit.trials import KnownBad, Trial
 
 log = logging.getLogger("tunekit")
 
@@ -328,5 +329,5 @@ def _insert_bad(db: Any, bad: KnownBad, recorded_at: str) -> str:
     there = db.execute("SELECT recorded_at FROM known_bad WHERE compile_key = ?", (bad.compile_key,)).fetchone()
     if there and there[0] >= recorded_at:
         return "known"
-    db["known_bad"].upsert({"recorded_at": recorded_at, **rows.known_bad_row(bad)}, pk="compile_key")
+    db["known_bad"].upsert({"recorded_at": recorded_at, **rows_of_trials.known_bad_row(bad)}, pk="compile_key")
     return "replaced" if there else "added"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -107,7 +106,7 @@ def in_use(path: Path) -> bool:
 
 def fresh_name() -> str:
     """A file name that no other process makes: for scratch files that get renamed."""
-    return f"{os.getpid()}-{secrets.token_hex(6)}"
+    return f"{os.getpid()}-{os.urandom(6).hex()}"
 
 
 def fsync_directory(directory: Path) -> None:

@@ -11,10 +11,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
-from tunekit.model import Environment, KnownBad, Trial, Winner
-from tunekit.store import rows
+from tunekit.model import Environment, Winner
+from tunekit.store import rows, rows_of_trials
+from tunekit.trials import KnownBad, Trial
 
 FORMAT = 1
 DIGITS = 7  # of shipped times: 1e-7 is a hundredth of any clock's noise, and still short to read
@@ -40,8 +41,7 @@ class SweepRecord:
 Record = Union[SweepRecord, Trial, Winner, KnownBad]
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One parsed line. `sweep` is the uid of a trial's sweep."""
 
     value: Record
@@ -59,19 +59,19 @@ def winner_line(winner: Winner, *, uid: str | None = None, recorded_at: str = ""
 def trial_line(
     trial: Trial, *, uid: str | None = None, recorded_at: str = "", sweep: str | None = None, digits: int | None = None
 ) -> str:
-    row = _expanded(rows.trial_row(trial))
-    facts = rows.facts_row(trial.outcome)
+    row = _expanded(rows_of_trials.trial_row(trial))
+    facts = rows_of_trials.facts_row(trial.outcome)
     if facts is not None:
         facts = _expanded(facts)
         row["facts"] = facts.pop("facts")
         row["footprint"] = _present(facts)
-    row["samples_us"] = list(rows.samples_of(trial.outcome.samples_us))
+    row["samples_us"] = list(rows_of_trials.samples_of(trial.outcome.samples_us))
     row |= {"environment": _environment(trial.environment), "sweep": sweep}
     return _line("trial", uid, recorded_at, row, digits)
 
 
 def known_bad_line(bad: KnownBad, *, recorded_at: str = "", digits: int | None = None) -> str:
-    return _line("known_bad", None, recorded_at, _expanded(rows.known_bad_row(bad)), digits)
+    return _line("known_bad", None, recorded_at, _expanded(rows_of_trials.known_bad_row(bad)), digits)
 
 
 def sweep_line(sweep: SweepRecord, *, uid: str) -> str:
@@ -205,12 +205,12 @@ def _read_trial(body: Mapping[str, Any]) -> Trial:
     samples = body.get("samples_us", [])
     if not isinstance(samples, list):
         raise rows.RowError("samples_us is not a list")
-    return rows.trial_of(_row(rest, rows.TRIAL_COLUMNS), _place(body), facts, samples, None)
+    return rows_of_trials.trial_of(_row(rest, rows_of_trials.TRIAL_COLUMNS), _place(body), facts, samples, None)
 
 
 def _read_known_bad(body: Mapping[str, Any]) -> KnownBad:
-    row = _row({**body, "seconds": 0}, rows.KNOWN_BAD_COLUMNS)
-    return rows.known_bad_of({**row, "seconds": body["seconds"]})
+    row = _row({**body, "seconds": 0}, rows_of_trials.KNOWN_BAD_COLUMNS)
+    return rows_of_trials.known_bad_of({**row, "seconds": body["seconds"]})
 
 
 def _read_sweep(body: Mapping[str, Any]) -> SweepRecord:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunekit.model import Environment, KnownBad, Trial, Winner
-from tunekit.store import rows
+from tunekit.model import Environment, Winner
+from tunekit.store import rows, rows_of_trials
 from tunekit.store.readonly import Skipped, environments, fetch
+from tunekit.trials import KnownBad, Trial
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ def trials_of(
     trials: list[tuple[Mapping[str, Any], Trial]] = []
 
     def read(row: Mapping[str, Any]) -> Trial:
-        number = row["id"]
-        return rows.trial_of(row, _place(places, row), facts.get(number), samples.get(number, ()), row["sweep"])
+        number, place = row["id"], _place(places, row)
+        return rows_of_trials.trial_of(row, place, facts.get(number), samples.get(number, ()), row["sweep"])
 
     for row in found:
         trial = skipped.attempt(f"trial {row['id']}", read, row)
@@ -200,7 +201,7 @@ def known_bad_with_rows(
     skipped = unreadable or Skipped()
     pairs: list[tuple[Mapping[str, Any], KnownBad]] = []
     for row in _rows(connection, f"SELECT * FROM known_bad WHERE {clause} ORDER BY recorded_at, compile_key", values):
-        bad = skipped.attempt(f"known_bad {row['compile_key']}", rows.known_bad_of, row)
+        bad = skipped.attempt(f"known_bad {row['compile_key']}", rows_of_trials.known_bad_of, row)
         if bad is not None:
             pairs.append((row, bad))
     if unreadable is None:

@@ -21,10 +21,11 @@ T = TypeVar("T")
 FilesMark = tuple[tuple[int, ...], ...]
 log = logging.getLogger("tunekit")
 
-# Held while SQLite is at work, and by a fork: SQLite's own locks stay as they are in a child, where the thread that had
-# one is not. So a fork waits for what is being read, and then for nothing.
-_at_work = threading.RLock()
-os.register_at_fork(before=_at_work.acquire, after_in_parent=_at_work.release, after_in_child=_at_work.release)
+at_work = threading.RLock()
+"""Held while SQLite is at work or a module is imported late, and by a fork: SQLite's own locks, and Python's of
+modules, stay as they are in a child, where the thread that had one is not. So a fork waits for these, and then for
+nothing."""
+os.register_at_fork(before=at_work.acquire, after_in_parent=at_work.release, after_in_child=at_work.release)
 
 SCHEMA = 7  # the schema that this tunekit reads: as many as there are migrations (a test compares)
 APPLICATION_ID = 0x54554E45
@@ -70,7 +71,7 @@ def reading(path: Path, busy_s: float = 2.0) -> Iterator[sqlite3.Connection]:
             raise UnreadableError("is a directory, not a database")
         if not path.is_file():
             raise UnreadableError("is no regular file")
-        with _at_work, contextlib.closing(connect_readonly(path, busy_s)) as connection:
+        with at_work, contextlib.closing(connect_readonly(path, busy_s)) as connection:
             connection.row_factory = sqlite3.Row
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             owner = int(connection.execute("PRAGMA application_id").fetchone()[0])

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit.model import Winner
-from tunekit.store.lines import parse_winner, split
-from tunekit.store.readonly import Skipped
+from tunekit.store.readonly import Skipped, at_work
 
 log = logging.getLogger("tunekit")
 
@@ -48,6 +47,9 @@ def shipped_winners(spec: str, arch: str, *, version: int | None = None, directo
     except OSError as error:
         log.warning("%s can't be read (%s); no shipped winner is used", path, error.strerror)
         return []
+    with at_work:
+        from tunekit.store.lines import parse_winner, split  # here: the ladder seldom comes down to what ships
+
     skipped = Skipped()
     found: list[Winner] = []
     for number, line in split(content):

@@ -8,8 +8,7 @@ recorded but not compared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tunekit.arch import ARCHES
 from tunekit.identity import distribution_version
@@ -19,8 +18,7 @@ GPU_FIELDS = ("gpu", "arch", "driver", "power_limit_w", "mig", "cuda")
 KEY_FIELDS = (*GPU_FIELDS, "cutlass_dsl")
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """``here``: measured in this environment, by this protocol. ``seed``: raced first in the
     next sweep, and served only as a labelled fallback; `reason` says why in words."""
 

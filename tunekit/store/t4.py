@@ -21,9 +21,10 @@ from typing import Any
 
 from tunekit import identity
 from tunekit.errors import DatabaseError, UserError
-from tunekit.model import Environment, Outcome, Stage, Status, Trial, Values, Variant
+from tunekit.model import Environment, Values, Variant
 from tunekit.store import exchange, files, lines, rows
 from tunekit.store.database import Store
+from tunekit.trials import Outcome, Stage, Status, Trial
 
 PROTOCOL = "kernel-tuner/t4"
 IMPLEMENTATION = "kernel_tuner"

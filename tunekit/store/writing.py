@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tunekit.identity import digest
-from tunekit.model import Environment, Trial, Values, Winner
-from tunekit.store import rows
+from tunekit.model import Environment, Values, Winner
+from tunekit.store import rows, rows_of_trials
 from tunekit.store.standing import comparable, is_gpu, missing_identity
+from tunekit.trials import Trial
 
 CHUNK = 500
 
@@ -39,9 +40,9 @@ def insert_trial(db: Any, trial: Trial, *, uid: str, recorded_at: str) -> int:
     Raises:
         rows.RowError: something in it may not be stored.
     """
-    row = rows.trial_row(trial)
-    facts = rows.facts_row(trial.outcome)
-    samples = rows.samples_of(trial.outcome.samples_us)
+    row = rows_of_trials.trial_row(trial)
+    facts = rows_of_trials.facts_row(trial.outcome)
+    samples = rows_of_trials.samples_of(trial.outcome.samples_us)
     row |= {"uid": uid, "recorded_at": recorded_at, "sweep": trial.sweep, "problem_key": values_key(trial.problem)}
     row["environment"] = environment_id(db, trial.environment)
     number = int(db["trials"].insert(row).last_pk)

@@ -14,12 +14,13 @@ from tunekit.measure import OUT_OF_MEMORY, SEEDS, Decision, MeasuringWorker, Rul
 from tunekit.measure.plausible import implausible
 from tunekit.measure.protocol import is_current, searched_alike
 from tunekit.measure.record import decide_again, noted
-from tunekit.model import Outcome, Stage, Status, Trial, Values, Variant, Winner
+from tunekit.model import Values, Variant, Winner
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
 from tunekit.store.standing import classify, comparable
 from tunekit.sweep.options import Target
+from tunekit.trials import Outcome, Stage, Status, Trial
 
 # The search's timing is cheap and misranks: so many go on, of those within this ratio of its leader. Whoever is
 # clearly worse leaves the final after a few rounds.

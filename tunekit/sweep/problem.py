@@ -13,7 +13,7 @@ from tunekit.compiling import Unit, units
 from tunekit.errors import SpecError, UserError
 from tunekit.jobs import Event
 from tunekit.measure import MeasuringWorker
-from tunekit.model import Footprint, Outcome, Stage, Status, Values, Variant, Winner
+from tunekit.model import Footprint, Values, Variant, Winner
 from tunekit.probe import DISAGREEMENT
 from tunekit.progress import ProblemReport, Row, SweepEvent
 from tunekit.search import Budget, Told, choose_strategy, make_strategy
@@ -27,6 +27,7 @@ from tunekit.sweep.options import SweepOptions, Target, restrict
 from tunekit.sweep.predicting import Predictor, cost_model_of
 from tunekit.sweep.shared import Shared
 from tunekit.sweep.simulating import UNDECIDED, SimulatingVerifier
+from tunekit.trials import Outcome, Stage, Status
 
 # How many variants an adaptive strategy proposes at once; fixed, so that the number of workers changes nothing.
 BATCH = 8

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from tunekit.compiling import Unit
 from tunekit.errors import TunekitError, UserError
-from tunekit.model import Outcome, Stage, Status, Trial, Values
+from tunekit.model import Values
 from tunekit.simulate.client import Simulator
 from tunekit.simulate.job import SimulationJob
 from tunekit.spec import KernelSpec
 from tunekit.store.artifacts import ArtifactStore
 from tunekit.store.database import Store
 from tunekit.sweep.options import Target
+from tunekit.trials import Outcome, Stage, Status, Trial
 
 # A sweep has many variants: of each a few CTAs, the grid's first and last among them, and no longer than this.
 CTAS = "sample"

@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from tunekit.arch import Arch, parse_arch
-from tunekit.backends import DUMP_PREFIX, CompileReport, CompileRequest, Phase, files_in
+from tunekit.backends import DUMP_PREFIX
+from tunekit.backends.contract import CompileReport, CompileRequest, Phase, files_in
 from tunekit.backends.cutedsl import compiled as machine_code
 from tunekit.backends.cutedsl import fragments
 from tunekit.backends.cutedsl import traced as ir_reading
 from tunekit.backends.cutedsl.link import link
 from tunekit.errors import TunekitError
-from tunekit.model import Footprint, Status, Values
+from tunekit.model import Footprint, Values
 from tunekit.spec import Build, Implementation
+from tunekit.trials import Status
 
 # Read by CuTeDSL when it is imported. An arch is given so that it never asks the driver for one.
 ARCH_VARIABLE = "CUTE_DSL_ARCH"

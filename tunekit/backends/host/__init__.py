@@ -15,10 +15,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tunekit.backends import CompileReport, CompileRequest, Phase, files_in
+from tunekit.backends.contract import CompileReport, CompileRequest, Phase, files_in
 from tunekit.errors import NO_MESSAGE, TunekitError
-from tunekit.model import Footprint, Status, Values
+from tunekit.model import Footprint, Values
 from tunekit.spec import Build, Implementation
+from tunekit.trials import Status
 
 COMPILERS = ("cc", "gcc", "clang")
 OPTIONS = ("-shared", "-fPIC", "-O2", "-ffp-contract=off", "-fvisibility=hidden", "-Wall")

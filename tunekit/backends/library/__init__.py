@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunekit.backends import CompileReport, CompileRequest, Phase
+from tunekit.backends.contract import CompileReport, CompileRequest, Phase
 from tunekit.backends.library.entry import Entry
-from tunekit.model import Status, Values
+from tunekit.model import Values
 from tunekit.spec import Build, Implementation, load_spec
 from tunekit.spec.packages import absence, installed
+from tunekit.trials import Status
 
 
 def warm() -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunekit.arch import parse_arch
+from tunekit.backends.load import make
 from tunekit.errors import TunekitError, words_of
 from tunekit.model import Values, to_json
-from tunekit.spec import Build, Implementation, KernelSpec, load_spec
-from tunekit.spec.packages import absence, installed
+from tunekit.spec import Build, KernelSpec, load_spec
+from tunekit.spec.packages import installed
 
 FORMAT = 1
 
@@ -65,22 +66,3 @@ class Entry:
         if here and here != self.library:
             raise TunekitError(f"it was made with {self.library}, and {here} is installed")
         return make(implementation, Build(parse_arch(self.arch), self.static, self.tunables))
-
-
-def make(implementation: Implementation, build: Build) -> Callable[..., Any]:
-    """The function of a library implementation. This is where its package is imported.
-
-    Raises:
-        TunekitError: the package is not installed, its import or the build function fails, or it returns no function.
-    """
-    absent = absence(implementation)
-    if absent:
-        raise TunekitError(absent)
-    try:
-        function: Callable[..., Any] = implementation.build(build)
-    except (Exception, SystemExit) as error:  # foreign code: a package's import raises anything
-        of = installed(implementation)
-        raise TunekitError(f"{implementation.name} can't be made of {of}: {words_of(error)}") from error
-    if not callable(function):
-        raise TunekitError(f"{implementation.name}: build must return a function, not {type(function).__name__}")
-    return function
