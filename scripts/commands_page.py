@@ -22,8 +22,9 @@ the output is no terminal, or with `CI=true` or `TERM=dumb`, it is plain lines.
 
 `--json` prints one JSON value: of `list`, `explain`, `probe`, `simulate` and `best` a list with an object for each
 problem (`explain --variant`, `simulate`: for each variant; `explain --winner`: for each winner), of `db verify` a list
-of findings, of the others an object. Its fields are those of the dataclasses in `tunekit/model.py`,
-`tunekit/progress.py` and `tunekit/simulate/report.py`. After a caller's mistake stdout stays empty.
+of findings, of the others an object. Its fields are those of the dataclasses in `tunekit/model.py` and
+`tunekit/trials.py`, `tunekit/progress.py` and `tunekit/simulate/report.py`. After a caller's mistake stdout stays
+empty.
 
 Repeated `--problem` words make one problem; `--workload` takes several, an object of axis values each:
 `{"head_dim": 128, "heads": 32, "kv_heads": 8, "t": 1, "s_k": 4096, "count": 100}`. One that names another `"spec"` is
