@@ -27,7 +27,7 @@ test: setup ## Run the tests that need no GPU, two files at a time
 test-slow: setup ## Run the tests that need no GPU, the long ones too
 	$(PYTEST) --unspared -m "not gpu and not fit" $(ARGS)
 
-test-fit: setup ## Trace every attention variant, and compile a sample: thousands of kernels
+test-fit: setup ## Compare what every attention variant declares with its trace, and of a sample with its code
 	$(PYTEST) tests/kernels/test_fit.py -m fit -s $(ARGS)
 
 test-peers: setup ## Simulate flash-attn-4's, quack's and CUTLASS's kernels (installs the extra "peers")

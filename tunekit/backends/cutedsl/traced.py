@@ -25,6 +25,25 @@ INLINE_ASM = ("llvm.inline_asm", "nvvm.inline_ptx")
 
 
 @dataclass(frozen=True)
+class Allocations:
+    """What a kernel's operations allocate: bytes of dynamic and of static shared memory, and TMEM columns.
+
+    None where that can't be read.
+    """
+
+    dynamic_smem: int | None
+    static_smem: int | None
+    tmem_columns: int | None
+
+    @property
+    def smem_bytes(self) -> int | None:
+        """Of both kinds together."""
+        if self.dynamic_smem is None or self.static_smem is None:
+            return None
+        return self.dynamic_smem + self.static_smem
+
+
+@dataclass(frozen=True)
 class TracedKernel:
     """One kernel of the module; `shortfall` says so if its launch asks for less than it allocates."""
 
@@ -70,24 +89,33 @@ class _Launch:
 def _kernel(op: Any, launches: dict[str, _Launch]) -> TracedKernel:
     name = _text(op.attributes["sym_name"])
     launch = launches.get(name)
-    inner = list(walk(op))
-    needed = _dynamic_smem(op, inner)
-    static = _static_smem(inner)
-    if needed and static:
-        static = _aligned(static, DYNAMIC_BASE_ALIGNMENT)
-    smem, shortfall = needed, ""
+    found = allocations(op)
+    needed, shortfall = found.dynamic_smem, ""
     if launch is not None and not launch.smem_inferred:
-        smem = launch.smem
-        if needed is not None and smem is not None and smem < needed:
-            shortfall = f"{name} is launched with smem {smem} B but allocates {needed} B"
-    threads = product(attribute(op, "nvvm.reqntid")) or (launch.threads if launch else None)
+        found = dataclasses.replace(found, dynamic_smem=launch.smem)
+        if needed is not None and launch.smem is not None and launch.smem < needed:
+            shortfall = f"{name} is launched with smem {launch.smem} B but allocates {needed} B"
     footprint = Footprint(
-        smem_bytes=None if smem is None or static is None else smem + static,
-        tmem_columns=_tmem_columns(inner),
-        threads=threads,
+        smem_bytes=found.smem_bytes,
+        tmem_columns=found.tmem_columns,
+        threads=required_threads(op) or (launch.threads if launch else None),
         cluster=launch.cluster if launch else 1,
     )
     return TracedKernel(name, footprint, shortfall)
+
+
+def allocations(kernel: Any) -> Allocations:
+    """Of a ``cuda.kernel`` operation: all of them, or, while it is traced, those that there are so far."""
+    inner = list(walk(kernel))
+    dynamic, static = _dynamic_smem(kernel, inner), _static_smem(inner)
+    if dynamic and static:
+        static = _aligned(static, DYNAMIC_BASE_ALIGNMENT)
+    return Allocations(dynamic, static, _tmem_columns(inner))
+
+
+def required_threads(kernel: Any) -> int | None:
+    """Threads of a CTA that the kernel itself demands; None if it leaves them to the launch."""
+    return product(attribute(kernel, "nvvm.reqntid"))
 
 
 def _dynamic_smem(kernel: Any, inner: list[Any]) -> int | None:
