@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunekit.arch import parse_arch
-from tunekit.backends import CompileRequest, backend
+from tunekit.backends import backend
+from tunekit.backends.contract import CompileRequest
 from tunekit.compiling import Unit
 from tunekit.jobs import Limits, Task
 from tunekit.model import Footprint, to_json

@@ -23,11 +23,12 @@ from tunekit.arch import ARCHES
 from tunekit.cli.problems import read_workload
 from tunekit.compiling import Unit, units
 from tunekit.jobs import Limits, Pool, compile_task
-from tunekit.model import Footprint, Status, Values, Variant
+from tunekit.model import Footprint, Values, Variant
 from tunekit.probe import Probe
 from tunekit.space import expand
 from tunekit.spec import load_spec
 from tunekit.spec.load import shipped_directory
+from tunekit.trials import Status
 
 SPEC = load_spec("fmha")
 WORKLOADS = sorted((shipped_directory() / "workloads").glob("*.jsonl"))
