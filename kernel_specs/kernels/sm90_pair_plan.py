@@ -5,10 +5,10 @@ from cutlass import const_expr
 
 from tunekit.model import Values
 
-from .fmha_sm90_pair_space import KV_TILE, OWN_COLUMNS, SLOTS
+from .fmha_sm90_pair_space import CLUSTER, KV_TILE, OWN_COLUMNS, SLOTS
 from .sm90_plan import WARP_GROUP_THREADS, WARPS_PER_GROUP, Plan
 
-CTAS = 2
+CTAS = CLUSTER
 CONSUMER_THREADS = 2 * WARP_GROUP_THREADS  # of a CTA: those that score, and those that multiply
 # What the plan of fmha_sm90.py calls a CTA is a column half here.
 HALF = {
@@ -48,7 +48,8 @@ class PairPlan(Plan):
 #
 # A part of a tile that does not exist leaves its position unused. Who waits for a slot waits for every phase of it, or
 # knows that the phases between are over: a barrier tells only odd from even. So the two kinds of parts, which different
-# warp groups wait for, have rings of their own.
+# warp groups wait for, have rings of their own. The multiplying warp group never waits for Q, which is first among the
+# values: with two slots or more, it has had a P of its own CTA, and so Q was there, before it waits for that slot.
 
 
 def key_position(plan: PairPlan, pair):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, const_expr
+from cutlass import BFloat16, Float16, Float32, Int32, const_expr
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -23,6 +23,8 @@ from .sm90_ring import PartRing
 from .sm90_runs import Runs
 from .sm90_softmax import pack, scale_rows
 from .sm90_tails import valid_keys, zero_rows
+
+FLOAT16_LEAST_LOG2 = -24.0  # the least power of two that float16 has
 
 
 class ValueGroup:
@@ -79,10 +81,19 @@ class ValueGroup:
             base = finite(start)
             self.correction[r] = cute.math.exp2(self.starts[r] - base, fastmath=True)
             self.starts[r] = start
-            factor = cute.math.exp2(self.taken[r] - base, fastmath=True)
-            both = pack(factor, factor, self.plan.element)
-            for i in cutlass.range_constexpr(r, cute.size(words), 2):
-                words[i] = multiply_packed(words[i], both, self.plan.element)
+            for power in self._powers(self.taken[r] - base):
+                factor = cute.math.exp2(power, fastmath=True)
+                both = pack(factor, factor, self.plan.element)
+                for i in cutlass.range_constexpr(r, cute.size(words), 2):
+                    words[i] = multiply_packed(words[i], both, self.plan.element)
+
+    def _powers(self, power):
+        """A whole number up to 0 as what P is multiplied by: powers of two that its type has. P may be greater than 1
+        by as much as 2^rescale_log2, and a product that float16 has may be of a factor that it lacks."""
+        if self.plan.element is not Float16 or self.plan.rescale_log2 == 0:
+            return (power,)
+        least = Float32(FLOAT16_LEAST_LOG2)
+        return cute.arch.fmax(power, least), cute.arch.fmin(power - least, Float32(0.0))
 
     @cute.jit
     def _multiply(self, pair, owner: cutlass.Constexpr[int]):

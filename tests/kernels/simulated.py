@@ -52,7 +52,8 @@ def variant_of(arch: str, implementation: str, problem: Values, tunables: Mappin
 
 @contextlib.contextmanager
 def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
-    """run(problem, tunables, schedules=1, ...): compiles a variant below `root` once, simulates it in a child."""
+    """run(problem, tunables, schedules=1, ...): compiles a variant below `root` once, simulates it in a child; with
+    `spec`, on the inputs of that one, which is fmha with others."""
     compiled: dict[str, Mapping[str, Any]] = {}
     # A process that has loaded the CuTeDSL runtime, as another test here may have, can't stand in for the driver.
     with Pool(workers=1, warm=("cutedsl",), limits=LIMITS) as pool, Simulator() as simulator:
@@ -64,6 +65,7 @@ def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
             seed: int = 0,
             ctas: str = "all",
             strict: bool = False,
+            spec: str = "fmha",
         ) -> Outcome:
             complete = SPEC.problem(problem)
             unit = units(SPEC, "fmha", complete, [variant_of(arch, implementation, complete, tunables)])[0]
@@ -75,7 +77,7 @@ def simulating(arch: str, implementation: str, root: Path) -> Iterator[Run]:
             value = compiled[unit.key]
             files = value["files"]
             job = SimulationJob(
-                *("fmha", complete, unit.variant, files["so"], files["ptx"], unit.symbol, schedules, seed, ctas),
+                *(spec, complete, unit.variant, files["so"], files["ptx"], unit.symbol, schedules, seed, ctas),
                 jobs=1,
                 strict=strict,
             )

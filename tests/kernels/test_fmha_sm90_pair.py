@@ -7,6 +7,7 @@ every row of K and V that no query may see.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ import pytest
 from tests.kernels.simulated import SPEC, Run, quick_but, simulating
 from tests.kernels.test_fmha import fitting
 from tunekit.model import Variant
+from tunekit.spec import absolute_reference
 
 ARCH, KERNEL = "sm_90a", "sm90_pair"
 MQA = {"heads": 64, "kv_heads": 1, "t": 1, "head_dim": 512}
 SHARED = {**MQA, "kv_shared": True}
 LAYER = {"sources": 2, "has_sink": True, "return_lse": True}
 WINDOW = {"mask": "window", "window_left": 127, "window_right": 0}
+FAR_SCORES = Path(__file__).parents[1] / "specs" / "fmha_far_scores.py"
 BASE = {"key_slots": 2, "prefetch": 0, "rescale_log2": 8}
 
 COMBINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -37,8 +40,10 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
-def check(simulated: Run, problem: dict[str, Any], tunables: dict[str, Any], schedules: int = 1) -> None:
-    outcome = simulated(problem, {**BASE, **tunables}, schedules=schedules, strict=True)
+def check(
+    simulated: Run, problem: dict[str, Any], tunables: dict[str, Any], schedules: int = 1, spec: str = "fmha"
+) -> None:
+    outcome = simulated(problem, {**BASE, **tunables}, schedules=schedules, strict=True, spec=spec)
     assert outcome.ok, outcome.reason
     assert not outcome.facts.get("spill_bytes") and not outcome.facts.get("wgmma_serialized")
 
@@ -86,6 +91,33 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_flags_one_by_one(simulated: Run, name: str) -> None:
     check(simulated, *CASES[name], schedules=5)
+
+
+FAR: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # P of up to 2^8 by a power of two that float16 lacks: what is left of 64 keys is seen.
+    "float16, keys far below another's": ("late_and_flat", {**MQA, "s_k": 192, "dtype": "float16"}, {}),
+    "float16, the same from exact maxima": (
+        "late_and_flat",
+        {**MQA, "s_k": 192, "dtype": "float16"},
+        {"rescale_log2": 0},
+    ),
+    "bfloat16, keys far below another's": ("late_and_flat", {**MQA, "s_k": 192}, {}),
+    "scores of hundreds": ("steep", {**MQA, "s_k": 300, "return_lse": True}, {}),
+    "scores of hundreds, float16": ("steep", {**MQA, "s_k": 300, "dtype": "float16", "return_lse": True}, {}),
+    "scores of hundreds, causal": (
+        "steep",
+        {**MQA, "heads": 8, "t": 9, "s_k": 200, "mask": "causal", "return_lse": True},
+        {},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FAR)
+def test_scores_far_apart(simulated: Run, name: str) -> None:
+    inputs, problem, tunables = FAR[name]
+    check(simulated, problem, tunables, schedules=2, spec=absolute_reference(f"{FAR_SCORES}:fmha_{inputs}"))
 
 
 def pairs(**problem: Any) -> list[Variant]:
