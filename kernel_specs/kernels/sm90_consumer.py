@@ -20,7 +20,7 @@ from .sm90_plan import (
     WARP_GROUP_THREADS,
     Plan,
 )
-from .sm90_runs import Runs
+from .sm90_runs import Runs, valid_keys
 from .sm90_schedule import Before
 from .sm90_softmax import OnlineSoftmax, ScoreMask, round_here
 
@@ -286,13 +286,7 @@ class Consumer:
         """If a step's tile reaches past its sequence's end, zero those rows of V. No turn may be held: warp groups that
         read the same stage do it together."""
         if const_expr(self.plan.unclean_tails):
-            valid = runs.keys - (runs.first.end - 1 - step) * self.plan.kv_tile
-            if const_expr(self.plan.two_sources):
-                in_second = step - runs.first_steps
-                valid2 = self.plan.kv_tile  # gathered tiles have zeros where nothing is listed
-                if const_expr(not self.plan.gather):
-                    valid2 = runs.keys2 - (runs.second.end - 1 - in_second) * self.plan.kv_tile
-                valid = valid2 if in_second >= 0 else valid
+            valid = valid_keys(self.plan, runs, step)
             if valid < self.plan.kv_tile:
                 self._zero_rows(ring, valid)
 

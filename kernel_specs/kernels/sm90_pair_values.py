@@ -20,9 +20,9 @@ from .sm90_pair_messages import QUAD, Messages
 from .sm90_pair_plan import CONSUMER_THREADS, CTAS, PairPlan, value_position
 from .sm90_plan import BARRIER_MEET, BLOCK_ROWS, LOG2_E, WARP_GROUP_THREADS
 from .sm90_ring import PartRing
-from .sm90_runs import Runs
+from .sm90_runs import Runs, valid_keys
 from .sm90_softmax import pack, scale_rows
-from .sm90_tails import valid_keys, zero_rows
+from .sm90_tails import zero_rows
 
 FLOAT16_LEAST_LOG2 = -24.0  # the least power of two that float16 has
 

@@ -16,8 +16,7 @@ BARRIERS_PER_SLOT = 2
 class PartRing:
     """`barriers`: 2 * `slots` of them, the full ones first. A slot is full when `bytes_filled` bytes and `fills`
     arrivals have come, and empty when `releases` warps of each of the `sharers` CTAs that fill it together have let go
-    of it; the CTAs are every `rank_step`-th rank of the cluster from
-    `first_rank` on."""
+    of it; the CTAs are every `rank_step`-th rank of the cluster from `first_rank` on."""
 
     def __init__(self, barriers, *, slots, bytes_filled, fills=1, releases=4, sharers=1, first_rank=0, rank_step=1):
         self.barriers = barriers

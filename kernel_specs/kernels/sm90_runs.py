@@ -7,6 +7,7 @@ of the walk is the i-th tile of it. Producers and consumers derive the same walk
 from dataclasses import dataclass, replace
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from .attention.mask import Tiles
@@ -73,3 +74,16 @@ def runs_of(plan: Plan, sequences: Sequences, batch, first_block, sides) -> Runs
     keys2 = sequences.keys2(batch)
     second = Tiles(Int32(0), (keys2 + plan.kv_tile - 1) // plan.kv_tile, Int32(0), keys2 // plan.kv_tile)
     return Runs(first, second, queries, keys, keys2, first_steps, first_steps + second.end)
+
+
+@cute.jit
+def valid_keys(plan: Plan, runs: Runs, step):
+    """How many keys of a step's tile its sequence has, if fewer than the tile's. Gathered tiles have zeros where
+    nothing is listed: all are valid."""
+    valid = runs.keys - (runs.first.end - 1 - step) * plan.kv_tile
+    if const_expr(plan.two_sources):
+        valid2 = plan.kv_tile
+        if const_expr(not plan.gather):
+            valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * plan.kv_tile
+        valid = valid if step < runs.first_steps else valid2
+    return valid

@@ -2,24 +2,9 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import const_expr
 
 from .sm90_consumer import VECTOR_ELEMENTS
 from .sm90_plan import WARP_GROUP_THREADS, Plan
-from .sm90_runs import Runs
-
-
-@cute.jit
-def valid_keys(plan: Plan, runs: Runs, step):
-    """How many keys of a step's tile its sequence has, if fewer than the tile's. Gathered tiles have zeros where
-    nothing is listed: all are valid."""
-    valid = runs.keys - (runs.first.end - 1 - step) * plan.kv_tile
-    if const_expr(plan.two_sources):
-        valid2 = plan.kv_tile
-        if const_expr(not plan.gather):
-            valid2 = runs.keys2 - (runs.second.end - 1 - (step - runs.first_steps)) * plan.kv_tile
-        valid = valid if step < runs.first_steps else valid2
-    return valid
 
 
 @cute.jit

@@ -13,9 +13,9 @@ from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 from .sm90_consumer import issue, matrix_store, warp_group_barrier
 from .sm90_plan import BARRIER_MEET, BLOCK_ROWS, WARP_GROUP_THREADS
 from .sm90_ring import PartRing
-from .sm90_runs import Runs
+from .sm90_runs import Runs, valid_keys
 from .sm90_softmax import OnlineSoftmax, ScoreMask, first_row
-from .sm90_tails import valid_keys, zero_rows
+from .sm90_tails import zero_rows
 from .sm90_wide_plan import BARRIER_READY, CONSUMER_THREADS, OWN_COLUMNS, WidePlan, key_position, value_position
 
 
