@@ -74,8 +74,8 @@ class Plan:
         # Rescaling a wide O costs as much as the softmax, so do it while the tensor cores run the next S. And where it
         # may be skipped, the branch around it then no longer parts the exponentials from what rounds them: the compiler
         # fills the wait for one with the other. A single warp group loses by it, for its PV product then starts later,
-        # and of 64 columns the branch costs more than it hides. (H200, s 8192: head_dim 256, m_tile 128, 2026-11-29:
-        # 668 -> 721 TFLOP/s; head_dim 128, ncu's cycles, 2026-11-30: 2.58 M -> 2.42 M, causal 1.31 M -> 1.25 M;
+        # and so does an O of 64 columns under a causal mask. (H200, s 8192, 2026-11-29: head_dim 256, m_tile 128, 668
+        # -> 721 TFLOP/s; the best by ncu's cycles, 2026-11-30: head_dim 128 2.58 M -> 2.42 M, causal 1.31 M -> 1.25 M,
         # head_dim 64 causal 1.81 M -> 1.87 M. Decode at head_dim 512, m_tile 64, batch 32, s_k 4096: 96.4 -> 99.6 us.)
         self.rescale_late = t.pv_n_tile >= 128 and self.row_blocks > 1
         self.rescale_log2 = t.rescale_log2
