@@ -25,7 +25,7 @@ from typing import Any
 from tunekit.errors import UserError
 from tunekit.model import Artifact, Values, Variant, Winner
 from tunekit.spec import KernelSpec, TensorArg
-from tunekit.store import files, lines, rows
+from tunekit.store import files, rows, winner_lines
 from tunekit.store.artifacts import ArtifactStore
 
 FORMAT = 1
@@ -174,8 +174,8 @@ def _read(root: Path) -> Bundle:
                 toolchain=_versions(each["toolchain"], "toolchain"),
             )
         )
-    parsed = [lines.parse_line(line).value for _, line in lines.split((root / WINNERS).read_bytes())]
-    winners = tuple(value for value in parsed if isinstance(value, Winner))
+    parsed = [winner_lines.parse_winner(line) for _, line in winner_lines.split((root / WINNERS).read_bytes())]
+    winners = tuple(winner for winner in parsed if winner is not None)
     needs, made_with = (_versions(plain[name], name) for name in ("needs", "made_with"))
     axes = _named(plain["axes"], "axes")
     return Bundle(root, spec, version, arch, machine, axes, tuple(entries), winners, needs, made_with)

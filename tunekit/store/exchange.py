@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from tunekit.errors import DatabaseError
 from tunekit.model import Winner
-from tunekit.store import files, lines, queries, rows, rows_of_trials, writing
+from tunekit.store import files, lines, queries, rows, rows_of_trials, winner_lines, writing
 from tunekit.store.database import BUSY_S, Store, now
 from tunekit.store.lines import DIGITS, Line, SweepRecord
 from tunekit.store.readonly import UnreadableError, reading
@@ -186,7 +186,7 @@ def _shipped_lines(file: Path) -> list[dict[str, Any]]:
     """The lines of a file that ships; none where it isn't there yet."""
     found: list[dict[str, Any]] = []
     try:
-        for number, line in lines.split(file.read_bytes()) if file.exists() else ():
+        for number, line in winner_lines.split(file.read_bytes()) if file.exists() else ():
             try:
                 if not isinstance(lines.parse_line(line).value, (Winner, Trial)):
                     raise rows.RowError("neither a winner nor a trial")
@@ -231,7 +231,7 @@ def import_jsonl(store: Store, source: Path) -> Exchanged:
         content = source.read_bytes()
     except OSError as error:
         raise DatabaseError(f"can't read {source}: {error.strerror}") from error
-    return import_lines(store, lines.split(content))
+    return import_lines(store, winner_lines.split(content))
 
 
 def merge(store: Store, other: Path) -> Exchanged:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
 from tunekit.model import Environment, Winner
 from tunekit.store import rows, rows_of_trials
+from tunekit.store.winner_lines import FORMAT, HEAD, opened, place, read_winner
 from tunekit.trials import KnownBad, Trial
 
-FORMAT = 1
 DIGITS = 7  # of shipped times: 1e-7 is a hundredth of any clock's noise, and still short to read
-
-_HEAD = ("kind", "format", "uid", "recorded_at")
 
 
 @dataclass(frozen=True)
@@ -115,58 +113,24 @@ def _rounded(name: str, value: Any, digits: int) -> Any:
     return value
 
 
-def split(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that aren't blank, with their numbers from 1; only a newline ends a line."""
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if line.strip():
-            yield number, line
-
-
 def parse_line(source: bytes) -> Line:
     """What a line records.
 
     Raises:
         rows.RowError: malformed, of an unknown kind or a newer format, or with a field that can't be judged.
     """
-    return _read(source, *_opened(source))
-
-
-def parse_winner(source: bytes) -> Winner | None:
-    """The winner that a line records; None for a line of another kind, which is not read any further.
-
-    Raises:
-        rows.RowError: as `parse_line`.
-    """
-    kind, plain = _opened(source)
-    value = _read(source, kind, plain).value if kind == "winner" else None
-    return value if isinstance(value, Winner) else None
+    return _read(source, *opened(source))
 
 
 def _read(source: bytes, kind: str, plain: Mapping[str, Any]) -> Line:
     uid = rows.text(plain.get("uid") or hashlib.sha256(source.strip()).hexdigest()[:32], "uid")
     recorded_at = rows.text(plain.get("recorded_at", ""), "recorded_at")
-    body = {name: value for name, value in plain.items() if name not in _HEAD}
+    body = {name: value for name, value in plain.items() if name not in HEAD}
     try:
         sweep = body.get("sweep")
         return Line(READERS[kind](body), uid, recorded_at, rows.optional_text(sweep, "sweep"))
     except KeyError as error:
         raise rows.RowError(f"lacks {error}") from None
-
-
-def _opened(source: bytes) -> tuple[str, dict[str, Any]]:
-    """A line's kind, and the line as an object."""
-    try:
-        plain = rows.parse(source.decode(), "line")
-    except UnicodeDecodeError as error:
-        raise rows.RowError(f"not UTF-8: {error}") from None
-    if not isinstance(plain, dict):
-        raise rows.RowError("not an object")
-    if plain.get("format", FORMAT) != FORMAT:
-        raise rows.RowError(f"format {plain['format']!r}, this tunekit reads {FORMAT}")
-    kind = plain.get("kind")
-    if not isinstance(kind, str) or kind not in READERS:
-        raise rows.RowError(f"unknown kind {kind!r} (known: {', '.join(READERS)})")
-    return kind, plain
 
 
 def _row(body: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
@@ -177,17 +141,6 @@ def _row(body: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
             continue
         row[name] = rows.dump(value, name) if name in rows.JSON_COLUMNS else value
     return row
-
-
-def _place(body: Mapping[str, Any]) -> Environment:
-    plain = body["environment"]
-    if not isinstance(plain, dict):
-        raise rows.RowError("environment is not an object")
-    return rows.environment_of(plain)
-
-
-def _read_winner(body: Mapping[str, Any]) -> Winner:
-    return rows.winner_of(_row(body, rows.WINNER_COLUMNS), _place(body))
 
 
 def _read_trial(body: Mapping[str, Any]) -> Trial:
@@ -205,7 +158,7 @@ def _read_trial(body: Mapping[str, Any]) -> Trial:
     samples = body.get("samples_us", [])
     if not isinstance(samples, list):
         raise rows.RowError("samples_us is not a list")
-    return rows_of_trials.trial_of(_row(rest, rows_of_trials.TRIAL_COLUMNS), _place(body), facts, samples, None)
+    return rows_of_trials.trial_of(_row(rest, rows_of_trials.TRIAL_COLUMNS), place(body), facts, samples, None)
 
 
 def _read_known_bad(body: Mapping[str, Any]) -> KnownBad:
@@ -233,7 +186,7 @@ def _read_sweep(body: Mapping[str, Any]) -> SweepRecord:
 
 
 READERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
-    "winner": _read_winner,
+    "winner": read_winner,
     "trial": _read_trial,
     "known_bad": _read_known_bad,
     "sweep": _read_sweep,

@@ -123,21 +123,31 @@ def parse(source: str, field: str) -> Any:
         raise RowError(f"{field} is not JSON: {error}") from None
 
 
+def plain(source: object, field: str) -> Any:
+    """What a JSON column holds: its text parsed; or, where the column is part of a line of JSON, what was parsed with
+    the line."""
+    return parse(text(source, field), field) if isinstance(source, str) or source is None else source
+
+
 def values(source: object, field: str) -> Values:
     """The ``Values`` of a JSON column: an object of plain values."""
-    return plain_values(parse(text(source, field), field), field)
+    return plain_values(plain(source, field), field)
 
 
-def plain_values(plain: object, field: str) -> Values:
+def plain_values(parsed: object, field: str) -> Values:
     """The ``Values`` of a parsed object of plain values."""
-    if not isinstance(plain, dict):
+    if not isinstance(parsed, dict):
         raise RowError(f"{field} is not an object")
-    for name, item in plain.items():
-        if not isinstance(item, (bool, int, float, str)):
+    found: dict[str, Any] = {}
+    for name, item in parsed.items():
+        if isinstance(item, str):
+            item = text(item, field)
+        elif not isinstance(item, (bool, int, float)):
             raise RowError(f"{field}.{name} is {item!r}, not a plain value")
-        if isinstance(item, float) and not math.isfinite(item):
+        elif isinstance(item, float) and not math.isfinite(item):
             raise RowError(f"{field}.{name} is {item!r}, not a finite number")
-    return Values(plain)
+        found[text(name, field)] = item
+    return Values(found)
 
 
 def seconds(given: Values, field: str = "seconds") -> Values:
@@ -223,7 +233,7 @@ def _winner_fields(get: Callable[[str], Any]) -> dict[str, Any]:
 
 def winner_of(row: Row, environment: Environment) -> Winner:
     check_known(row, WINNER_COLUMNS)
-    tied = parse(text(row["tied"], "tied"), "tied")
+    tied = plain(row["tied"], "tied")
     if not isinstance(tied, list):
         raise RowError("tied is not a list")
     return Winner(

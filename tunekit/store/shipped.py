@@ -48,7 +48,7 @@ def shipped_winners(spec: str, arch: str, *, version: int | None = None, directo
         log.warning("%s can't be read (%s); no shipped winner is used", path, error.strerror)
         return []
     with at_work:
-        from tunekit.store.lines import parse_winner, split  # here: the ladder seldom comes down to what ships
+        from tunekit.store.winner_lines import parse_winner, split  # here: the ladder seldom comes down to what ships
 
     skipped = Skipped()
     found: list[Winner] = []

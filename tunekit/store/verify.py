@@ -11,7 +11,7 @@ from typing import Literal
 
 from tunekit import identity
 from tunekit.model import Variant
-from tunekit.store import files, lines, queries, rows
+from tunekit.store import files, lines, queries, rows, winner_lines
 from tunekit.store.artifacts import ArtifactStore, NewerError, damage_of, read_manifest
 from tunekit.store.readonly import Skipped, UnreadableError, environments, reading
 
@@ -55,7 +55,7 @@ def verify_lines(path: Path) -> list[Finding]:
         content = path.read_bytes()
     except OSError as error:
         return [Finding("error", str(path), f"can't be read: {error.strerror}")]
-    for number, text in lines.split(content):
+    for number, text in winner_lines.split(content):
         try:
             value = lines.parse_line(text).value
         except rows.RowError as error:

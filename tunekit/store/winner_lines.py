@@ -1,0 +1,83 @@
+"""A line of JSON, opened; and the winners among lines, read at a process's first call: what a server's start waits for.
+
+How lines are written, and what other lines record: `lines`. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tunekit.model import Environment, Winner
+from tunekit.store import rows
+
+FORMAT = 1
+KINDS = ("winner", "trial", "known_bad", "sweep")
+HEAD = ("kind", "format", "uid", "recorded_at")
+
+# How the writer begins a line that holds no winner. The finals' trials are nine tenths of a shipped file: undecoded,
+# they cost 20 ms less (2026-12-01, 507 lines).
+_OTHERS = tuple(f'{{"kind": "{kind}", '.encode() for kind in KINDS if kind != "winner")
+
+
+def split(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines that aren't blank, with their numbers from 1; only a newline ends a line."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def opened(source: bytes) -> tuple[str, dict[str, Any]]:
+    """A line's kind, and the line as an object.
+
+    Raises:
+        rows.RowError: malformed, of an unknown kind or a newer format.
+    """
+    try:
+        plain = rows.parse(source.decode(), "line")
+    except UnicodeDecodeError as error:
+        raise rows.RowError(f"not UTF-8: {error}") from None
+    if not isinstance(plain, dict):
+        raise rows.RowError("not an object")
+    if plain.get("format", FORMAT) != FORMAT:
+        raise rows.RowError(f"format {plain['format']!r}, this tunekit reads {FORMAT}")
+    kind = plain.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise rows.RowError(f"unknown kind {kind!r} (known: {', '.join(KINDS)})")
+    return kind, plain
+
+
+def parse_winner(source: bytes) -> Winner | None:
+    """The winner that a line records; None for a line of another kind, which is read no further than to know that.
+
+    Raises:
+        rows.RowError: malformed, of an unknown kind or a newer format, or with a field that can't be judged.
+    """
+    if source.startswith(_OTHERS):
+        return None
+    kind, plain = opened(source)
+    if kind != "winner":
+        return None
+    try:
+        return read_winner({name: value for name, value in plain.items() if name not in HEAD})
+    except KeyError as error:
+        raise rows.RowError(f"lacks {error}") from None
+
+
+def read_winner(body: Mapping[str, Any]) -> Winner:
+    """The winner of a line's body, whose JSON columns are objects already."""
+    row: dict[str, Any] = dict.fromkeys(rows.WINNER_COLUMNS)
+    for name, value in body.items():
+        if name in rows.JSON_COLUMNS and isinstance(value, str):
+            raise rows.RowError(f"{name} is {value!r}, not an object")
+        if name != "environment":
+            row[name] = value
+    return rows.winner_of(row, place(body))
+
+
+def place(body: Mapping[str, Any]) -> Environment:
+    """The environment of a line's body."""
+    plain = body["environment"]
+    if not isinstance(plain, dict):
+        raise rows.RowError("environment is not an object")
+    return rows.environment_of(plain)
