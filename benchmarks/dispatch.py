@@ -229,8 +229,8 @@ def start(places: dict[str, Path], rounds: int) -> dict[str, Any]:
 def one_round(options: dict[str, Any], backwards: bool) -> dict[str, float]:
     """Figures of processes that follow each other, in turns forwards and backwards: how long a process takes to the end
     of `import torch`, and from there to its first result: as it is; on a GPU also with `tunekit.start_cuda` before the
-    import, and with a context made first. (The import takes seconds and scatters by more than the rest takes, so
-    processes are not subtracted from each other.)"""
+    import, and with a context made first. Python may keep its bytecode, as an installation does."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     gpu = options["device"] == "cuda"
     plain = {"ahead": False, "context": False}
     kinds = {"plain": plain}
@@ -240,16 +240,19 @@ def one_round(options: dict[str, Any], backwards: bool) -> dict[str, float]:
     for kind in reversed(kinds) if backwards else kinds:
         code = START.format(**options, **kinds[kind], shape=SMALL)
         began = time.monotonic()  # the same clock in every process
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environ)
         if done.returncode:
             raise SystemExit(done.stderr)
         marks[kind] = [float(word) - began for word in done.stdout.split()]
     imported, _, result = marks["plain"]
-    figures = {"`import torch`": imported, "the first result after it": result - imported}
+    bare = statistics.mean(marks[kind][0] for kind in kinds if kind != "ahead")
+    beyond = "the first result, beyond `import torch` of a process without tunekit"
+    figures = {"`import torch`": bare, "the first result after it": result - imported, beyond: result - bare}
     if gpu:
         imported, _, result = marks["ahead"]
         figures["`import torch` after tunekit.start_cuda()"] = imported
         figures["the first result after that"] = result - imported
+        figures[f"{beyond}, with tunekit.start_cuda()"] = result - bare
         imported, context, result = marks["split"]
         figures["a CUDA context after `import torch`"] = context - imported
         figures["the first result after that context"] = result - context

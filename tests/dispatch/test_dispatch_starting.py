@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -65,6 +66,31 @@ def test_the_process_goes_on_while_the_driver_starts(driver):
     while time.monotonic() < began + 0.3:
         turns += 1
     assert time.monotonic() - began < 0.9 and turns > 100 and driver.inits == 0
+    started()
+    assert driver.retained == [1, 0]
+
+
+def test_the_context_waits_for_the_libraries_of_a_torch_that_is_being_imported(driver, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", torch_half_imported := ModuleType("torch"))
+    monkeypatch.delitem(sys.modules, "torch.nn", raising=False)
+    tunekit.start_cuda()
+    time.sleep(0.3)
+    assert driver.inits == 1 and driver.retained == [0, 0], "the driver starts meanwhile"
+    monkeypatch.setitem(sys.modules, "torch.nn", torch_half_imported)
+    started()
+    assert driver.retained == [1, 0]
+
+
+@pytest.mark.parametrize("ends", ["the import fails", "it takes too long"])
+def test_the_context_waits_for_no_torch_that_does_not_come(driver, monkeypatch, ends):
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.delitem(sys.modules, "torch.nn", raising=False)
+    monkeypatch.setattr(starting, "LONGEST_WAIT_S", 0.1 if ends == "it takes too long" else 60.0)
+    tunekit.start_cuda()
+    if ends == "the import fails":
+        time.sleep(0.2)
+        assert driver.retained == [0, 0]
+        monkeypatch.delitem(sys.modules, "torch")
     started()
     assert driver.retained == [1, 0]
 
