@@ -20,6 +20,8 @@ cu_seqlens_q[b + 1] - 1; lse, row_max are [heads, total_t].
 Rows of k and v past a sequence's length, in a page that it does not use, and of a gathered source those that nobody
 lists, may hold anything, NaN too: it never reaches an output. Rows that only a mask hides are finite.
 
+`scale` is above 0, and 1 / sqrt(head_dim) if left out.
+
 Outputs. `lse` is the natural logarithm of the row's sum of exp(scale * q.k), without the sink. `sink` is a logit per
 query head that joins the denominator of o only: o = exp(lse) / (exp(lse) + exp(sink)) times the plain output. A row
 that sees no key has o = 0 and lse = row_max = -inf, sink or not.

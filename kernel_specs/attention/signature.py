@@ -119,7 +119,7 @@ SIGNATURE = (
     _queries("o", "head_dim_v", "output"),
     _statistic("lse", lambda p: p.return_lse or _partial(p)),
     _statistic("row_max", _partial),
-    ScalarArg("scale", default=lambda p: p.head_dim**-0.5),
+    ScalarArg("scale", default=lambda p: p.head_dim**-0.5, positive=True),
     ScalarArg("left", default=lambda p: p.window_left, dtype="int32", when=_window),
     ScalarArg("right", default=lambda p: p.window_right, dtype="int32", when=_window),
     ScalarArg("max_t", default=lambda p: p.t, dtype="int32", when=_varlen),

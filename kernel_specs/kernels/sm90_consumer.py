@@ -23,8 +23,7 @@ from .sm90_plan import (
 from .sm90_runs import Runs, valid_keys
 from .sm90_schedule import Before
 from .sm90_softmax import OnlineSoftmax, ScoreMask, round_here
-
-VECTOR_ELEMENTS = 8  # 16 bytes
+from .sm90_tails import zero_rows
 
 
 def tiled_mmas(plan: Plan):
@@ -292,20 +291,16 @@ class Consumer:
 
     @cute.jit
     def _zero_rows(self, ring, valid):
-        """Zero the keys at or past ``valid`` of a stage of V (columns, keys), in 16-byte vectors."""
+        """Zero the keys at or past ``valid`` of a stage of V (columns, keys)."""
         plan = self.plan
         threads = plan.row_blocks * WARP_GROUP_THREADS
         thread = self.row_block * WARP_GROUP_THREADS + self.lane
         if const_expr(plan.kv_shared):
             self._meet_readers()  # the others' S may still read these bytes as K
         self._wait_v(ring)
-        zeros = cute.make_rmem_tensor(VECTOR_ELEMENTS, plan.element)
-        zeros.fill(0.0)
-        vectors = plan.pv_n_tile // VECTOR_ELEMENTS  # of a key
         stage = self.v_ring.smem[None, None, ring.index]
-        for i in cutlass.range(valid * vectors + thread, plan.kv_tile * vectors, threads, unroll=1):
-            target = cute.local_tile(stage, (VECTOR_ELEMENTS, 1), (i % vectors, i // vectors))
-            cute.autovec_copy(zeros, cute.make_tensor(target.iterator, cute.make_layout(VECTOR_ELEMENTS)))
+        keys_first = cute.make_tensor(stage.iterator, cute.select(stage.layout, mode=[1, 0]))
+        zero_rows(plan, keys_first, valid, thread, threads)
         cute.arch.fence_view_async_shared()
         self._meet_readers()
 

@@ -8,9 +8,9 @@ from cutlass import Float32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from .attention.sequences import Sequences
-from .sm90_consumer import VECTOR_ELEMENTS, matrix_store, warp_group_barrier
+from .sm90_consumer import matrix_store, warp_group_barrier
 from .sm90_load import first_rows
-from .sm90_plan import BLOCK_ROWS, LN_2, LOG2_E, WARP_GROUP_THREADS, Plan
+from .sm90_plan import BLOCK_ROWS, LN_2, LOG2_E, VECTOR_ELEMENTS, WARP_GROUP_THREADS, Plan
 from .sm90_softmax import first_row, scale_rows
 
 

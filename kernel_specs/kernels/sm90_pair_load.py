@@ -4,6 +4,8 @@ rings.
 A part is 64 rows times 256 columns, rows by columns in memory, be it Q's, K's or V's. sm90_pair_plan.py has the order.
 """
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr
@@ -15,6 +17,7 @@ from .fmha_sm90_pair_space import KV_TILE, OWN_COLUMNS
 from .sm90_load import first_rows, keys_view
 from .sm90_pair_plan import CTAS, PairPlan, key_position, value_position
 from .sm90_ring import PartRing
+from .sm90_streams import PartStreams
 
 
 def tma_operands(plan: PairPlan, tensors: dict, layouts: dict) -> dict:
@@ -42,23 +45,10 @@ class PairLoader:
     def __init__(self, plan: PairPlan, operands: dict, slots, ring: PartRing, sequences: Sequences, place):
         self.plan, self.slots, self.ring, self.sequences, self.place = plan, slots, ring, sequences, place
         self.rank, self.q = place.column_slice, operands["q"]
-        self.streams = {name: self._stream(operands[name]) for name in operands if name not in ("q", "o")}
+        self.streams = PartStreams(plan, operands, slots, sequences, place, (KV_TILE, OWN_COLUMNS))
         # Row blocks side by side read the same tiles at about the same time: they take turns at prefetching them.
         self.turns = plan.packing.head_blocks
         self.turn = place.first_block % self.turns
-
-    def _stream(self, operand):
-        """(atom, shared, source) of K or V of one source."""
-        view = operand[1][None, None, self.place.kv_head, None]
-        if const_expr(self.plan.problem.varlen and self.plan.problem.page == 0):
-            view = cute.domain_offset((self.sequences.first_key(self.place.batch), 0, 0), view)
-        tiled = cute.local_tile(view, (KV_TILE, OWN_COLUMNS), (None, None, None))
-        shared, source = cpasync.tma_partition(
-            *(operand[0], 0, cute.make_layout(1)),
-            cute.group_modes(self.slots, 0, 2),
-            cute.group_modes(tiled, 0, 2),
-        )
-        return operand[0], shared, source
 
     @cute.jit
     def load_q(self, half):
@@ -116,26 +106,12 @@ class PairLoader:
             for part in range(CTAS):
                 self._load(operand, runs, step, part, None)
 
-    @cute.jit
-    def _load(self, operand: cutlass.Constexpr[str], runs, step, part, position):
+    def _load(self, operand, runs, step, part, position):
         """Load a part of a step's tile, whichever source it lies in; without a position, into L2 alone."""
-        if const_expr(self.plan.two_sources):
-            if step < runs.first_steps:
-                self._load_first(operand, runs.first.end - 1 - step, part, position)
-            else:
-                tile = runs.second.end - 1 - (step - runs.first_steps)
-                self._load_part(self.streams[f"{operand}2"], tile, part, self.place.batch, position)
-        else:
-            self._load_first(operand, runs.first.end - 1 - step, part, position)
+        self.streams.of_step(operand, runs, step, partial(self._load_part, part, position))
 
-    def _load_first(self, operand, tile, part, position):
-        """A part of a tile of source 1."""
-        row = self.sequences.tile_row(tile, KV_TILE)
-        outer = self.sequences.tile_outer(self.place.batch, tile, KV_TILE)
-        self._load_part(self.streams[operand], row, part, outer, position)
-
-    def _load_part(self, stream: tuple, tile, part, outer, position):
-        """Load a part of a tile from one of the `streams`."""
+    def _load_part(self, part, position, stream: tuple, tile, outer):
+        """Load a part of a tile of one of the `streams`."""
         atom, shared, source = stream
         if position is None:
             cute.prefetch(atom, source[None, tile, part, outer])

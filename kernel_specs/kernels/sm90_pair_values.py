@@ -139,7 +139,8 @@ class ValueGroup:
         if const_expr(self.plan.unclean_tails):
             valid = valid_keys(self.plan, self.runs, step)
             if valid < KV_TILE:
-                zero_rows(self.plan, self.slots[None, None, self.ring.slot(position)], valid, self.lane)
+                part = self.slots[None, None, self.ring.slot(position)]
+                zero_rows(self.plan, part, valid, self.lane, WARP_GROUP_THREADS)
                 cute.arch.fence_view_async_shared()
                 warp_group_barrier(self.index)
 

@@ -19,6 +19,7 @@ BLOCK_ROWS = 64  # rows of one wgmma, and of one consumer warp group
 WARP_THREADS = 32
 WARPS_PER_GROUP = 4
 WARP_GROUP_THREADS = 128
+VECTOR_ELEMENTS = 8  # 16 bytes
 ELEMENT_TYPES = {"bfloat16": BFloat16, "float16": Float16}
 # setmaxnreg per (consumer warp groups, CTAs on one SM): (consumer, producer).
 REGISTERS = {(1, 1): (248, 24), (1, 2): (232, 24), (2, 1): (240, 24), (3, 1): (160, 32)}

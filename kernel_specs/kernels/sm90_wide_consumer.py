@@ -233,7 +233,8 @@ class WideConsumer:
                 position = value_position(self.plan, step) + self.index * self.plan.own_parts
                 for part in cutlass.range_constexpr(self.plan.own_parts):
                     self._wait_full(position + part)
-                    zero_rows(self.plan, self.slots[None, None, self.ring.slot(position + part)], valid, self.lane)
+                    part_slot = self.slots[None, None, self.ring.slot(position + part)]
+                    zero_rows(self.plan, part_slot, valid, self.lane, WARP_GROUP_THREADS)
                 cute.arch.fence_view_async_shared()
                 warp_group_barrier(self.index)
 

@@ -3,6 +3,8 @@
 A part is ``kv_tile`` keys times ``part_columns`` columns, keys by columns in memory, be it K's or V's.
 """
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
@@ -14,6 +16,7 @@ from .sm90_gather import PRESENT_BUFFERS, RowGather
 from .sm90_load import keys_view
 from .sm90_plan import WARP_THREADS
 from .sm90_ring import PartRing
+from .sm90_streams import PartStreams
 from .sm90_wide_plan import HEAD_DIM, OWN_COLUMNS, WidePlan, key_position, value_position
 
 
@@ -47,10 +50,9 @@ class KeyLoader:
     """
 
     def __init__(self, plan: WidePlan, operands: dict, given: dict, smem, ring: PartRing, sequences: Sequences, place):
-        self.plan, self.ring, self.sequences, self.batch = plan, ring, sequences, place.batch
-        self.streams = {
-            name: self._stream(operands[name], smem.k, place) for name in operands if name not in ("q", "o")
-        }
+        self.plan, self.ring = plan, ring
+        box = plan.kv_tile, plan.part_columns
+        self.streams = PartStreams(plan, operands, smem.k, sequences, place, box, place.rank, plan.cluster_m)
         # The CTAs that share these tiles: every cluster_splits-th rank.
         ranks = sum(1 << rank * plan.cluster_splits for rank in range(plan.cluster_m))
         sharers = cutlass.Int16(Int32(ranks) << place.share_rank)
@@ -70,22 +72,6 @@ class KeyLoader:
                 if name + source in given
             }
             self.slots, self.present = smem.slots, smem.present
-
-    def _stream(self, operand, smem, place):
-        """(atom, shared, source): in a cluster each CTA fetches its share of a part's keys for all."""
-        plan = self.plan
-        view = operand[1][None, None, place.kv_head, None]
-        if const_expr(plan.problem.varlen and plan.problem.page == 0):
-            view = cute.domain_offset((self.sequences.first_key(place.batch), 0, 0), view)
-        tiled = cute.local_tile(view, (plan.kv_tile, plan.part_columns), (None, None, None))
-        shared, source = cpasync.tma_partition(
-            operand[0],
-            place.rank,
-            cute.make_layout(plan.cluster_m),
-            cute.group_modes(smem, 0, 2),
-            cute.group_modes(tiled, 0, 2),
-        )
-        return operand[0], shared, source
 
     @cute.jit
     def run(self, runs, warp_index):
@@ -123,27 +109,17 @@ class KeyLoader:
         for operand in ("k",) if self.plan.kv_shared else ("k", "v"):
             self._load(operand, runs, step, None)
 
-    @cute.jit
-    def _load(self, operand: cutlass.Constexpr[str], runs, step, position):
+    def _load(self, operand, runs, step, position):
         """Load the parts of K or V of a step's tile, whichever source it lies in; without a position, into L2 alone."""
-        if const_expr(self.plan.two_sources):
-            if step < runs.first_steps:
-                self._load_first(operand, runs.first.end - 1 - step, position)
-            else:
-                tile = runs.second.end - 1 - (step - runs.first_steps)
-                self._load_parts(self.streams[f"{operand}2"], tile, self.batch, position)
-        else:
-            self._load_first(operand, runs.first.end - 1 - step, position)
+        self.streams.of_step(operand, runs, step, partial(self._load_parts, position))
 
     def _load_first(self, operand, tile, position):
         """A tile of source 1."""
-        row = self.sequences.tile_row(tile, self.plan.kv_tile)
-        outer = self.sequences.tile_outer(self.batch, tile, self.plan.kv_tile)
-        self._load_parts(self.streams[operand], row, outer, position)
+        self.streams.of_first(operand, tile, partial(self._load_parts, position))
 
     @cute.jit
-    def _load_parts(self, stream: tuple, tile, outer, position):
-        """Load a tile from one of the `streams`."""
+    def _load_parts(self, position, stream: tuple, tile, outer):
+        """Load a tile of one of the `streams`."""
         atom, shared, source = stream
         if const_expr(position is None):
             for part in cutlass.range_constexpr(self.plan.parts):

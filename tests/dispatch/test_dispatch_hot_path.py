@@ -382,6 +382,30 @@ def test_what_is_no_number_of_that_size_is_refused_warm_and_cold(tuned, served, 
         kernel(x, None, 3)
 
 
+@pytest.mark.parametrize("scale", [0, 0.0, -1, -0.5, 1e-40, float("nan"), float("-inf"), numpy.float32(0)], ids=repr)
+def test_a_number_that_must_be_positive_is_refused_otherwise_warm_and_cold(tuned, served, scale):
+    tuned.reference = f"{tuned.specs / 'host_scale.py'}:host_positive"
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    x = torch.ones(8, 64)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"host_positive's 'scale' is .*; it must be above 0"):
+            kernel(x, None, scale)
+        for right in (type(scale)(1), 2.0, 3, 2.0**-126):
+            torch.testing.assert_close(kernel(x, scale=right), float(right) * x + torch.arange(64) / 64)
+        kept.append(tunekit.stats()["host_positive"]["entries"])
+    assert kept[0] == kept[1]
+
+
+def test_where_any_number_is_right_its_sign_is_free(tuned, served):
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    x = torch.ones(8, 64)
+    for scale in (2.0, -2.0, 0.0, 0, -3, 3):
+        torch.testing.assert_close(kernel(x, None, scale), scale * x + torch.arange(64) / 64)
+
+
 def test_an_int_of_more_than_64_bits_is_a_float_where_one_is_wanted(tuned, served):
     tuned.tune({"rows": 8}, unroll=2, delay_us=0)
     kernel = served()

@@ -1,6 +1,7 @@
 """CPU kernels in C for tests: right ones, and ones that fail in every way that a tuner meets.
 
 ``host_scale``: y = scale * x + shift(col), all variants right.
+``host_positive``: the same, for a positive scale only.
 ``host_faulty``: the same, with a tunable `fault` that picks what goes wrong at run time.
 ``host_build``: the same, with a tunable `build` that picks what goes wrong when compiling.
 """
@@ -8,6 +9,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import signal
 import subprocess
@@ -139,6 +141,12 @@ host_scale = spec(
         defaults=({"unroll": 1, "delay_us": 200},),
         build=lambda b: source(b.problem.cols, b.tunables.unroll, delay_us=b.tunables.delay_us),
     ),
+)
+
+host_positive = dataclasses.replace(
+    host_scale,
+    name="host_positive",
+    signature=(*SIGNATURE[:-1], ScalarArg("scale", default=lambda p: 0.5, positive=True)),
 )
 
 host_faulty = spec(

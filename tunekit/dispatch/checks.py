@@ -14,7 +14,7 @@ from tunekit.dispatch.kinds import refusal
 from tunekit.errors import SpecError, UserError
 from tunekit.model import Value, Values
 from tunekit.spec import KernelSpec, ScalarArg, TensorArg
-from tunekit.spec.arguments import Shape, axis_and_offset, shape_words
+from tunekit.spec.arguments import Shape, axis_and_offset, is_positive, shape_words
 from tunekit.spec.problems import NotYetError, Partial, fill
 
 ALIGNMENT_BYTES = 16
@@ -219,6 +219,8 @@ def _check_scalar(spec: KernelSpec, arg: ScalarArg, value: Any) -> None:
     bits, most = int(value).bit_length() if isinstance(value, Integral) else 0, 1023 if is_float else 63
     if bits > most:
         raise UserError(f"{spec.name}'s '{arg.name}' is an int of {bits} bits; {most} is the most")
+    if arg.positive and not is_positive(value):
+        raise UserError(f"{spec.name}'s '{arg.name}' is {value}; it must be above 0")
 
 
 def _common_device(spec: KernelSpec, tensors: list[tuple[TensorArg, Any]]) -> int:

@@ -7,6 +7,7 @@
  * Entries are only ever added, each published by one atomic store, so that readers take no lock; who adds holds
  * one (in Python). A table never grows: a larger one replaces it, and it is freed when its last caller is gone.
  */
+#include <float.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -83,6 +84,13 @@ static int is_plain(const DLTensor* tensor) {
   return tensor->data && ((uintptr_t)tensor->data + tensor->byte_offset) % ALIGNMENT_BYTES == 0;
 }
 
+/* Whether a number is above 0 in float32 (is_positive in spec/arguments.py): a spec may refuse others, so that a call
+ * with one is of another kind. */
+static uint64_t is_positive(const TVMFFIAny* number) {
+  if (number->type_index == kTVMFFIFloat) return number->v_float64 >= FLT_MIN;
+  return number->type_index == kTVMFFIInt && number->v_int64 > 0;
+}
+
 /* The key of a call: its number of words, or MISS. */
 static int key_of(const TVMFFIAny* arguments, int32_t count, uint64_t* words) {
   int length = 0;
@@ -98,7 +106,7 @@ static int key_of(const TVMFFIAny* arguments, int32_t count, uint64_t* words) {
     } else {
       int32_t type = arguments[at].type_index;
       if (length + 1 > MOST_WORDS || (type != kTVMFFINone && type != kTVMFFIInt && type != kTVMFFIFloat)) return MISS;
-      words[length++] = (uint64_t)type << 48;
+      words[length++] = (uint64_t)type << 48 | is_positive(&arguments[at]);
     }
   }
   return length;

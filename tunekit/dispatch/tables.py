@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from numbers import Real
 from typing import Any, Protocol, Union
 
 from tunekit.dispatch.calls import Given, Order
@@ -10,6 +11,7 @@ from tunekit.dispatch.checks import is_plain
 from tunekit.dispatch.entries import LATER, Entry
 from tunekit.dispatch.hot_path import HotPath
 from tunekit.dispatch.kinds import is_foreign
+from tunekit.spec.arguments import is_positive
 
 MISS = -1
 """Answered for a call that has no entry."""
@@ -119,7 +121,7 @@ class PythonTable:
         for slot in self.order.present.scalars:
             value = slots[slot]
             if value is not None:
-                parts += (slot, type(value))
+                parts += (slot, type(value), isinstance(value, Real) and is_positive(value))
         return tuple(parts)
 
 

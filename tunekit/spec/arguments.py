@@ -71,15 +71,28 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class ScalarArg:
-    """A run-time number of the signature, with its default as a function of the problem."""
+    """A run-time number of the signature, with its default as a function of the problem.
+
+    `positive`: the kernels are right for no other, and calls are refused that give one.
+    """
 
     name: str
     default: Callable[[Any], float]
     dtype: Literal["float32", "int32", "int64"] = "float32"
     when: Predicate | None = None
+    positive: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name, "scalar")
+
+
+SMALLEST = 2.0**-126
+"""The smallest normal float32: GPUs' fast arithmetic takes what is smaller for 0."""
+
+
+def is_positive(number: Any) -> bool:
+    """Whether a run-time number is above 0 where a kernel reads it; NaN is not."""
+    return bool(number >= SMALLEST)
 
 
 @functools.cache
