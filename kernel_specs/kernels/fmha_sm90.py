@@ -14,6 +14,7 @@ The parts, in the order of the pipeline:
 - sm90_load.py: the producers, a TMA ring each for K and V;
 - sm90_gather.py: the same for a source whose rows are listed;
 - sm90_consumer.py: the two matrix products, and the walk of a consumer warp group;
+- sm90_tails.py: what lies behind a sequence's last key;
 - sm90_softmax.py: masks and the online softmax on accumulators;
 - sm90_output.py: row sums, sink, statistics, and the store of O;
 - sm90_split.py: the same where several CTAs split the tiles of a row block.

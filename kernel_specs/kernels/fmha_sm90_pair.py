@@ -18,8 +18,8 @@ other's.
 are fetched into L2 before their turn. ``rescale_log2``: as in fmha_sm90_space.py.
 
 The parts of the kernel: sm90_pair_plan.py, what is static and the rings' order; sm90_ring.py, a ring;
-sm90_pair_load.py, the producers; sm90_pair_scores.py and sm90_pair_values.py, the two warp groups;
-sm90_pair_messages.py, what they hand over.
+sm90_pair_load.py, the producers; sm90_streams.py, what they load; sm90_pair_scores.py and sm90_pair_values.py, the two
+warp groups; sm90_pair_messages.py, what they hand over.
 """
 
 from types import SimpleNamespace

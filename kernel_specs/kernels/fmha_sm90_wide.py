@@ -18,8 +18,9 @@ With ``kv_shared`` a tile is loaded once: V is a view of K's bytes, columns firs
 group's softmax under its own product.
 
 The parts of the kernel: sm90_wide_plan.py, what is static; sm90_ring.py, the ring; sm90_wide_load.py, the producer;
-sm90_wide_consumer.py, the consumers. The walk over both sources' tiles, masks, softmax and output are those of
-fmha_sm90.py, to which a warp group's half of O is what a CTA's column slice is there.
+sm90_streams.py, what it loads by TMA; sm90_wide_consumer.py, the consumers; sm90_tails.py, what lies behind the last
+key. The walk over both sources' tiles, masks, softmax and output are those of fmha_sm90.py, to which a warp group's
+half of O is what a CTA's column slice is there.
 """
 
 from types import SimpleNamespace

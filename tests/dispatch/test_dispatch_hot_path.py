@@ -382,7 +382,14 @@ def test_what_is_no_number_of_that_size_is_refused_warm_and_cold(tuned, served, 
         kernel(x, None, 3)
 
 
-@pytest.mark.parametrize("scale", [0, 0.0, -1, -0.5, 1e-40, float("nan"), float("-inf"), numpy.float32(0)], ids=repr)
+@pytest.mark.parametrize(
+    "scale",
+    [
+        *(0, -1, 10**40, 0.0, -0.5, 1e-40, 1e39, float("nan"), float("inf"), float("-inf")),
+        *(numpy.float32(0), numpy.float16(0), numpy.int64(0)),
+    ],
+    ids=repr,
+)
 def test_a_number_that_must_be_positive_is_refused_otherwise_warm_and_cold(tuned, served, scale):
     tuned.reference = f"{tuned.specs / 'host_scale.py'}:host_positive"
     tuned.tune({"rows": 8}, unroll=2, delay_us=0)
@@ -392,6 +399,8 @@ def test_a_number_that_must_be_positive_is_refused_otherwise_warm_and_cold(tuned
     for _ in range(2):
         with pytest.raises(UserError, match=r"host_positive's 'scale' is .*; it must be above 0"):
             kernel(x, None, scale)
+        with pytest.raises(UserError, match="must be above 0"):
+            kernel(x, None, 0.0)  # a refused number has left no way in for another
         for right in (type(scale)(1), 2.0, 3, 2.0**-126):
             torch.testing.assert_close(kernel(x, scale=right), float(right) * x + torch.arange(64) / 64)
         kept.append(tunekit.stats()["host_positive"]["entries"])

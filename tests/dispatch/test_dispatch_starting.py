@@ -81,9 +81,10 @@ def test_the_context_waits_for_the_libraries_of_a_torch_that_is_being_imported(d
     assert driver.retained == [1, 0]
 
 
-@pytest.mark.parametrize("ends", ["the import fails", "it takes too long"])
+@pytest.mark.parametrize("ends", ["the import fails", "it takes too long", "torch is blocked"])
 def test_the_context_waits_for_no_torch_that_does_not_come(driver, monkeypatch, ends):
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    blocked = ends == "torch is blocked"
+    monkeypatch.setitem(sys.modules, "torch", None if blocked else ModuleType("torch"))
     monkeypatch.delitem(sys.modules, "torch.nn", raising=False)
     monkeypatch.setattr(starting, "LONGEST_WAIT_S", 0.1 if ends == "it takes too long" else 60.0)
     tunekit.start_cuda()
@@ -160,3 +161,15 @@ def test_a_process_that_ends_meanwhile_waits_for_the_driver(driver):
         [sys.executable, "-c", FRESH], env=env, capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_a_process_that_ends_amid_an_import_of_torch_does_not_wait_for_it(driver):
+    stuck = FRESH.replace("tunekit.start_cuda()", "sys.modules['torch'] = sys; tunekit.start_cuda()")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(driver.path.parent)}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", stuck.replace('{"torch", ', "{")],
+        env=env, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert time.monotonic() - began < starting.LONGEST_WAIT_S / 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from store_values import H200, fork, make_bad, make_trial, make_winner, wait_all
 from tunekit.errors import DatabaseError
 from tunekit.model import Values
 from tunekit.store import database as database_module
-from tunekit.store import lines, rows
+from tunekit.store import lines, rows, winner_lines
 from tunekit.store.database import Store
 from tunekit.store.exchange import export_jsonl, export_lines, import_jsonl, merge, ship
 from tunekit.store.shipped import shipped_file, shipped_winners
@@ -340,6 +341,57 @@ def test_a_broken_shipped_line_is_left_out_with_one_warning(tmp_path, caplog):
     path.write_text("\n".join([BAD_LINES["a NaN"], json.dumps(GOOD), "{", json.dumps(TRIAL), other]))
     assert [w.symbol for w in shipped_winners("fmha", "sm_90a", directory=tmp_path)] == [GOOD["symbol"]]
     assert len(warnings_of(caplog)) == 1 and "skipped 2 rows" in warnings_of(caplog)[0]
+
+
+def test_winners_are_read_without_decoding_what_else_the_writer_wrote(monkeypatch):
+    others = [
+        lines.trial_line(make_trial()),
+        lines.trial_line(make_trial(), uid="u", recorded_at="2026-12-01T00:00:00Z", digits=3),
+        lines.known_bad_line(make_bad()),
+    ]
+    parsed = []
+    monkeypatch.setattr(winner_lines.rows, "parse", lambda *arguments: parsed.append(arguments))
+    assert [winner_lines.parse_winner(line.encode()) for line in others] == [None, None, None] and not parsed
+
+
+@pytest.mark.parametrize("what", ["cut off", "a newer format", "written by hand"])
+def test_a_line_that_the_writer_did_not_write_so_is_looked_at(what):
+    trial = lines.trial_line(make_trial())
+    if what == "written by hand":
+        assert winner_lines.parse_winner(json.dumps(dict(reversed(json.loads(trial).items()))).encode()) is None
+        return
+    line = trial[:-9] if what == "cut off" else trial.replace('"format": 1', '"format": 2', 1)
+    with pytest.raises(rows.RowError, match="not JSON" if what == "cut off" else "format 2"):
+        winner_lines.parse_winner(line.encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"uid": 7}, "uid is 7, not text"),
+        ({"recorded_at": None}, "recorded_at is None"),
+        ({"tied": "x"}, "tied is not a list"),
+        ({"tunables": None}, "tunables is not an object"),
+        ({"tunables": "{}"}, "tunables is not an object"),
+        ({"problem": [1]}, "problem is not an object"),
+        ({"seconds": None}, "unknown field 'seconds'"),
+        ({"facts": {}}, "unknown field 'facts'"),
+    ],
+    ids=str,
+)
+def test_a_winners_line_is_judged_alike_by_both_readers(change, words):
+    line = json.dumps({**GOOD, **change}).encode()
+    for read in (winner_lines.parse_winner, lines.parse_line):
+        with pytest.raises(rows.RowError, match=re.escape(words)):
+            read(line)
+
+
+def test_a_winner_is_the_same_to_both_readers():
+    odd = {**GOOD, "tunables": {**GOOD["tunables"], "name": "\ud800 \u00e9"}, "library": "x 1"}
+    for line in (json.dumps(GOOD), json.dumps(odd), json.dumps(odd, ensure_ascii=False).replace("\ud800", "")):
+        content = line.encode()
+        assert winner_lines.parse_winner(content) == lines.parse_line(content).value
+    assert set(winner_lines.KINDS) == set(lines.READERS)
 
 
 def test_nothing_shipped_is_nothing_said(tmp_path, caplog):

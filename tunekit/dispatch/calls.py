@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Union
 
 from tunekit.errors import UserError
 from tunekit.model import Value
-from tunekit.spec import KernelSpec, TensorArg
+from tunekit.spec import KernelSpec, ScalarArg
 from tunekit.spec.problems import NotYetError, Partial, fill
 
 Slots = tuple[Any, ...]
@@ -36,10 +36,11 @@ def way_and_axes(place: Place) -> tuple[Way, tuple[Any, ...]]:
 
 
 class Present(NamedTuple):
-    """The slots that a call may have filled: all others are None."""
+    """The slots that a call may have filled: all others are None. `positive`: those of the scalars that must be."""
 
     tensors: tuple[int, ...]
     scalars: tuple[int, ...]
+    positive: tuple[int, ...]
 
 
 class Order(NamedTuple):
@@ -194,8 +195,10 @@ class CallForm:
         return picked
 
     def _present(self, slots: list[int]) -> Present:
-        tensors = [slot for slot in slots if isinstance(self.spec.signature[slot], TensorArg)]
-        return Present(tuple(tensors), tuple(slot for slot in slots if slot not in tensors))
+        signature = self.spec.signature
+        numbers = {slot: arg for slot in slots if isinstance(arg := signature[slot], ScalarArg)}
+        tensors = tuple(slot for slot in slots if slot not in numbers)
+        return Present(tensors, tuple(numbers), tuple(slot for slot, arg in numbers.items() if arg.positive))
 
     def _existing(self, given: Given) -> tuple[int, ...]:
         """The slots that positions stand for: of the arguments that exist under the flags given.

@@ -220,7 +220,7 @@ def _check_scalar(spec: KernelSpec, arg: ScalarArg, value: Any) -> None:
     if bits > most:
         raise UserError(f"{spec.name}'s '{arg.name}' is an int of {bits} bits; {most} is the most")
     if arg.positive and not is_positive(value):
-        raise UserError(f"{spec.name}'s '{arg.name}' is {value}; it must be above 0")
+        raise UserError(f"{spec.name}'s '{arg.name}' is {value}; it must be above 0, and a normal float32")
 
 
 def _common_device(spec: KernelSpec, tensors: list[tuple[TensorArg, Any]]) -> int:

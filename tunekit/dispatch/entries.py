@@ -16,6 +16,7 @@ from tunekit.dispatch.library import Function
 from tunekit.errors import UserError
 from tunekit.model import Choice, Values
 from tunekit.spec import ScalarArg, TensorArg
+from tunekit.spec.arguments import is_positive
 
 GIVEN, GIVEN_AS_FLOAT, INTEGER, FLOATING, WORKSPACE = range(5)
 """What an argument of the kernel is made of: as in hot_path.c."""
@@ -126,7 +127,10 @@ def _fill(kind: Kind, workspace: int) -> _Fill:
             if missing:
                 new.append((position, arg.sizes(problem), arg.dtype_of(problem)))
         elif missing:
-            constants.append((position, _number(arg, arg.default(problem))))
+            number = _number(arg, arg.default(problem))
+            if arg.positive and not is_positive(number):
+                raise UserError(f"the default of '{arg.name}' is {number} for {problem}; it must be above 0")
+            constants.append((position, number))
         elif arg.dtype == "float32" and slot in kind.ints:
             floats.append(position)
     return _Fill(tuple(new), tuple(constants), tuple(floats), tuple(outputs), workspace)

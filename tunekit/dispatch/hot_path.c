@@ -48,6 +48,7 @@ typedef struct {
 
 typedef struct {
   uint64_t mask;
+  uint64_t positive; /* a bit for each value of a call that must be above 0, if it is a number */
   int64_t count;
   Entry** entries; /* by the order in which they were added */
   _Atomic(Entry*) slots[];
@@ -84,15 +85,15 @@ static int is_plain(const DLTensor* tensor) {
   return tensor->data && ((uintptr_t)tensor->data + tensor->byte_offset) % ALIGNMENT_BYTES == 0;
 }
 
-/* Whether a number is above 0 in float32 (is_positive in spec/arguments.py): a spec may refuse others, so that a call
- * with one is of another kind. */
+/* is_positive of spec/arguments.py. */
 static uint64_t is_positive(const TVMFFIAny* number) {
-  if (number->type_index == kTVMFFIFloat) return number->v_float64 >= FLT_MIN;
+  if (number->type_index == kTVMFFIFloat) return number->v_float64 >= FLT_MIN && number->v_float64 <= FLT_MAX;
   return number->type_index == kTVMFFIInt && number->v_int64 > 0;
 }
 
-/* The key of a call: its number of words, or MISS. */
-static int key_of(const TVMFFIAny* arguments, int32_t count, uint64_t* words) {
+/* The key of a call: its number of words, or MISS. A number that must be `positive` and is not makes a key of its own,
+ * which never gets an entry: Python refuses the call. */
+static int key_of(const TVMFFIAny* arguments, int32_t count, uint64_t positive, uint64_t* words) {
   int length = 0;
   if (count > MOST_ARGUMENTS) return MISS;
   for (int32_t at = 0; at < count; ++at) {
@@ -106,7 +107,7 @@ static int key_of(const TVMFFIAny* arguments, int32_t count, uint64_t* words) {
     } else {
       int32_t type = arguments[at].type_index;
       if (length + 1 > MOST_WORDS || (type != kTVMFFINone && type != kTVMFFIInt && type != kTVMFFIFloat)) return MISS;
-      words[length++] = (uint64_t)type << 48 | is_positive(&arguments[at]);
+      words[length++] = (uint64_t)type << 48 | (positive >> at & 1 && is_positive(&arguments[at]));
     }
   }
   return length;
@@ -192,7 +193,7 @@ static int carry_out(const Entry* entry, const TVMFFIAny* given, int32_t count, 
 
 static int call(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
   uint64_t words[MOST_WORDS], slot;
-  int length = key_of(arguments, count, words);
+  int length = key_of(arguments, count, ((Table*)self)->positive, words);
   Entry* entry = length < 0 ? NULL : find(self, words, length, hash_of(words, length), &slot);
   if (!entry) {
     answer(result, MISS);
@@ -236,9 +237,10 @@ static int bytes_of(const TVMFFIAny* argument, const char** data, size_t* size) 
   return 0;
 }
 
-/* make(capacity) -> handle: a table for fewer entries than `capacity`, a power of two. */
+/* make(capacity, positive) -> handle: a table for fewer entries than `capacity`, a power of two. */
 EXPORT int __tvm_ffi_make(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
-  if (count != 1 || arguments[0].type_index != kTVMFFIInt) return fail("TypeError", "make(capacity)");
+  if (count != 2 || arguments[0].type_index != kTVMFFIInt || arguments[1].type_index != kTVMFFIInt)
+    return fail("TypeError", "make(capacity, positive)");
   uint64_t capacity = (uint64_t)arguments[0].v_int64;
   if (!capacity || capacity & (capacity - 1)) return fail("ValueError", "the capacity is no power of two");
   Table* table = calloc(1, sizeof(Table) + capacity * sizeof(table->slots[0]));
@@ -249,6 +251,7 @@ EXPORT int __tvm_ffi_make(void* self, const TVMFFIAny* arguments, int32_t count,
     return fail("MemoryError", "no memory for a dispatch table");
   }
   table->mask = capacity - 1;
+  table->positive = (uint64_t)arguments[1].v_int64;
   table->entries = entries;
   answer(result, (int64_t)(intptr_t)table);
   return 0;
@@ -266,10 +269,11 @@ EXPORT int __tvm_ffi_function(void* self, const TVMFFIAny* arguments, int32_t co
   return 0;
 }
 
-/* key(*arguments) -> the key of a call as bytes; None for one that no table serves. */
+/* key(positive, *arguments) -> the key of a call as bytes; None for one that no table serves. */
 EXPORT int __tvm_ffi_key(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
+  if (count < 1 || arguments[0].type_index != kTVMFFIInt) return fail("TypeError", "key(positive, *arguments)");
   uint64_t words[MOST_WORDS];
-  int length = key_of(arguments, count, words);
+  int length = key_of(arguments + 1, count - 1, (uint64_t)arguments[0].v_int64, words);
   result->type_index = kTVMFFINone;
   result->zero_padding = 0;
   result->v_int64 = 0;

@@ -83,7 +83,7 @@ class HotPath:
 
     def __init__(self, module: Any) -> None:
         self._module = module  # its functions live as long
-        self.make: Callable[[int], int] = module["make"]
+        self.make: Callable[[int, int], int] = module["make"]
         self.function: Callable[[int], Callable[..., Any]] = module["function"]
         self.key: Callable[..., bytes | None] = module["key"]
         self.put: Callable[..., int] = module["put"]

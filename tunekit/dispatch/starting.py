@@ -75,7 +75,8 @@ def _start(device: int) -> None:
         driver = ctypes.CDLL(graphs.DRIVER)
         failed = driver.cuInit(0)
         if not failed:
-            _let_torch_map()
+            if not _torch_is_mapped():
+                return
             failed = driver.cuDeviceGet(ctypes.byref(handle), device)
         failed = failed or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
         if failed:
@@ -86,8 +87,11 @@ def _start(device: int) -> None:
         logger.info("CUDA device %d is not started ahead: %s", device, words_of(error))
 
 
-def _let_torch_map() -> None:
-    """If torch is being imported, wait until its libraries are mapped."""
+def _torch_is_mapped() -> bool:
+    """If torch is being imported, wait until its libraries are mapped; False if the process ends first."""
     latest = time.monotonic() + LONGEST_WAIT_S
-    while "torch" in sys.modules and AFTER_LIBRARIES not in sys.modules and time.monotonic() < latest:
+    while sys.modules.get("torch") and AFTER_LIBRARIES not in sys.modules and time.monotonic() < latest:
+        if not threading.main_thread().is_alive():
+            return False
         time.sleep(0.005)
+    return True

@@ -121,7 +121,8 @@ class PythonTable:
         for slot in self.order.present.scalars:
             value = slots[slot]
             if value is not None:
-                parts += (slot, type(value), isinstance(value, Real) and is_positive(value))
+                must_be = slot in self.order.present.positive
+                parts += (slot, type(value), must_be and isinstance(value, Real) and is_positive(value))
         return tuple(parts)
 
 
@@ -135,7 +136,10 @@ class NativeTable:
         self.capacity = capacity
         self.like = like
         self._hot = hot
-        self._handle = hot.make(capacity)
+        # Where it depends on the values which place is whose, all numbers are looked at.
+        places = order.places
+        self._positive = -1 if places is None else sum(1 << places[slot] for slot in order.present.positive)
+        self._handle = hot.make(capacity, self._positive)
         self.native: Native = hot.function(self._handle), like, torch.empty_like, torch.Tensor
         self.function: Callable[..., Any] = self._call
         self._plain = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
@@ -164,7 +168,8 @@ class NativeTable:
         return True
 
     def key(self, values: Values) -> bytes | None:
-        return self._hot.key(*values) if self.like is None else self._hot.key(*values, values[self.like])
+        likes = () if self.like is None else (values[self.like],)
+        return self._hot.key(self._positive, *values, *likes)
 
     def entry(self, values: Values) -> Entry | None:
         key = self.key(values)

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from tunekit.errors import SpecError
@@ -84,15 +85,18 @@ class ScalarArg:
 
     def __post_init__(self) -> None:
         check_name(self.name, "scalar")
+        if type(self.positive) is not bool:
+            raise SpecError(f"positive is {self.positive!r}; it must be a bool", field=self.name)
 
 
-SMALLEST = 2.0**-126
-"""The smallest normal float32: GPUs' fast arithmetic takes what is smaller for 0."""
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Of the normal float32 above 0. GPUs' fast arithmetic takes what is smaller for 0."""
 
 
-def is_positive(number: Any) -> bool:
-    """Whether a run-time number is above 0 where a kernel reads it; NaN is not."""
-    return bool(number >= SMALLEST)
+def is_positive(number: Real | float) -> bool:
+    """Whether a number is above 0 where a kernel reads it, and finite there; NaN is not."""
+    # numpy's small floats would round the bounds to their own type.
+    return SMALLEST <= (int(number) if isinstance(number, Integral) else float(number)) <= LARGEST
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Union
 
 from tunekit.model import Environment, Winner
 from tunekit.store import rows, rows_of_trials
-from tunekit.store.winner_lines import FORMAT, HEAD, opened, place, read_winner
+from tunekit.store.winner_lines import FORMAT, HEAD, about, opened, place, read_winner
 from tunekit.trials import KnownBad, Trial
 
 DIGITS = 7  # of shipped times: 1e-7 is a hundredth of any clock's noise, and still short to read
@@ -119,16 +119,11 @@ def parse_line(source: bytes) -> Line:
     Raises:
         rows.RowError: malformed, of an unknown kind or a newer format, or with a field that can't be judged.
     """
-    return _read(source, *opened(source))
-
-
-def _read(source: bytes, kind: str, plain: Mapping[str, Any]) -> Line:
-    uid = rows.text(plain.get("uid") or hashlib.sha256(source.strip()).hexdigest()[:32], "uid")
-    recorded_at = rows.text(plain.get("recorded_at", ""), "recorded_at")
+    kind, plain = opened(source)
+    uid, recorded_at, sweep = about(plain)
     body = {name: value for name, value in plain.items() if name not in HEAD}
     try:
-        sweep = body.get("sweep")
-        return Line(READERS[kind](body), uid, recorded_at, rows.optional_text(sweep, "sweep"))
+        return Line(READERS[kind](body), uid or hashlib.sha256(source.strip()).hexdigest()[:32], recorded_at, sweep)
     except KeyError as error:
         raise rows.RowError(f"lacks {error}") from None
 

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunekit.model import Environment, Footprint, Values, Variant, Winner, to_json
 
@@ -123,10 +123,15 @@ def parse(source: str, field: str) -> Any:
         raise RowError(f"{field} is not JSON: {error}") from None
 
 
+class Parsed(NamedTuple):
+    """A JSON column's value in place of its text: where the column is a part of a line of JSON, parsed with it."""
+
+    value: Any
+
+
 def plain(source: object, field: str) -> Any:
-    """What a JSON column holds: its text parsed; or, where the column is part of a line of JSON, what was parsed with
-    the line."""
-    return parse(text(source, field), field) if isinstance(source, str) or source is None else source
+    """What a JSON column holds."""
+    return source.value if isinstance(source, Parsed) else parse(text(source, field), field)
 
 
 def values(source: object, field: str) -> Values:
@@ -138,16 +143,12 @@ def plain_values(parsed: object, field: str) -> Values:
     """The ``Values`` of a parsed object of plain values."""
     if not isinstance(parsed, dict):
         raise RowError(f"{field} is not an object")
-    found: dict[str, Any] = {}
     for name, item in parsed.items():
-        if isinstance(item, str):
-            item = text(item, field)
-        elif not isinstance(item, (bool, int, float)):
+        if not isinstance(item, (bool, int, float, str)):
             raise RowError(f"{field}.{name} is {item!r}, not a plain value")
-        elif isinstance(item, float) and not math.isfinite(item):
+        if isinstance(item, float) and not math.isfinite(item):
             raise RowError(f"{field}.{name} is {item!r}, not a finite number")
-        found[text(name, field)] = item
-    return Values(found)
+    return Values(parsed)
 
 
 def seconds(given: Values, field: str = "seconds") -> Values:
