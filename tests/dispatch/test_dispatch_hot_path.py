@@ -407,6 +407,18 @@ def test_a_number_that_must_be_positive_is_refused_otherwise_warm_and_cold(tuned
     assert kept[0] == kept[1]
 
 
+def test_a_default_that_must_be_positive_and_is_not_is_refused(tuned, served, tmp_path):
+    source, right = (tuned.specs / "host_scale.py").read_text(), "lambda p: 0.5, positive=True"
+    assert right in source
+    (tmp_path / "host_zero.py").write_text(source.replace(right, right.replace("0.5", "0.0")))
+    tuned.reference = f"{tmp_path / 'host_zero.py'}:host_positive"
+    tuned.tune({"rows": 8}, unroll=2, delay_us=0)
+    kernel = served()
+    with pytest.raises(UserError, match=r"the default of 'scale' is 0.0 for .*rows=8.*; it must be above 0"):
+        kernel(torch.ones(8, 64))
+    torch.testing.assert_close(kernel(torch.ones(8, 64), scale=1.0), 1.0 + (torch.arange(64) / 64).expand(8, 64))
+
+
 def test_where_any_number_is_right_its_sign_is_free(tuned, served):
     tuned.tune({"rows": 8}, unroll=2, delay_us=0)
     kernel = served()

@@ -8,7 +8,7 @@ import pytest
 
 VALID = """\
 from tunekit.model import Footprint
-from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, TensorArg, Tolerance, Tunable
+from tunekit.spec import Axis, Constraint, Implementation, KernelSpec, ScalarArg, TensorArg, Tolerance, Tunable
 
 AXES = (
     Axis("rows", minimum=1, bucket="pow2"),
@@ -29,6 +29,7 @@ SPEC = KernelSpec(
     signature=(
         TensorArg("x", ("rows", "cols"), "dtype"),
         TensorArg("y", ("rows", "cols"), "dtype", role="output"),
+        ScalarArg("scale", default=lambda p: 1.0, positive=True),
     ),
     implementations=(
         Implementation(

@@ -57,6 +57,7 @@ MALFORMED = [
     ("a workspace that is no function", "build=build,", "build=build, workspace=64,", "workspace", "a function"),
     ("work that is no function", "build=build,", "build=build, work=64,", "work", "work must be a function"),
     ("an unknown dtype in the signature", '"cols"), "dtype")', '"cols"), "dtyp")', "x", "did you mean dtype"),
+    ("a positive that is no bool", "positive=True", "positive=1", "scale", "positive is 1; it must be a bool"),
     ("no output", 'role="output"', 'role="input"', "signature", "has no output"),
     ("a bad role", 'role="output"', 'role="out"', "y", "input, output or inout"),
     ("a tolerance for no output", 'tolerance={"y"', 'tolerance={"z"', "tolerance", "unknown output 'z'"),
