@@ -609,3 +609,18 @@ SPEC = KernelSpec(
     examples=({"size": 4},),
 )
 """
+
+
+@pytest.mark.parametrize("more", [0, 1, 7])
+def test_a_number_that_must_be_positive_behind_as_many_arguments(tmp_path, more):
+    positive = MANY.replace("lambda p: 2.0", "lambda p: 2.0, positive=True")
+    assert positive != MANY
+    (tmp_path / "many.py").write_text(positive.replace("{inputs}", str(62 + more)))
+    kernel = tunekit.load(
+        tmp_path / "many.py", compile="allow", database=tmp_path / "t.db", artifacts=tmp_path / "artifacts"
+    )
+    inputs = [torch.full((4,), float(i)) for i in range(62 + more)]
+    for _ in range(2):
+        torch.testing.assert_close(kernel(*inputs, scale=3.0), torch.stack(inputs).sum(0) * 3.0)
+        with pytest.raises(UserError, match=r"'scale' is 0\.0; it must be above 0"):
+            kernel(*inputs, scale=0.0)

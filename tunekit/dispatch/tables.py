@@ -17,6 +17,8 @@ MISS = -1
 """Answered for a call that has no entry."""
 CAPACITY = 64
 """Of a first table; a full one is replaced by one of twice its size."""
+MASK_BITS = 63
+"""Of an int64 that is not negative."""
 
 Values = tuple[Any, ...]
 Native = tuple[Callable[..., Any], Union[int, None], Callable[[Any], Any], type]
@@ -136,9 +138,7 @@ class NativeTable:
         self.capacity = capacity
         self.like = like
         self._hot = hot
-        # Where it depends on the values which place is whose, all numbers are looked at.
-        places = order.places
-        self._positive = -1 if places is None else sum(1 << places[slot] for slot in order.present.positive)
+        self._positive = _mask(order)
         self._handle = hot.make(capacity, self._positive)
         self.native: Native = hot.function(self._handle), like, torch.empty_like, torch.Tensor
         self.function: Callable[..., Any] = self._call
@@ -199,3 +199,11 @@ class NativeTable:
     def called(self) -> Iterator[tuple[Entry, int]]:
         for entry, place in list(self._entries.values()):
             yield entry, self._hot.calls(self._handle, place)
+
+
+def _mask(order: Order) -> int:
+    """A bit for each of a call's values that must be positive; all where it depends on the values which is whose, or
+    there are more of them than bits."""
+    if order.places is None or order.size > MASK_BITS:
+        return -1
+    return sum(1 << order.places[slot] for slot in order.present.positive)
