@@ -247,8 +247,9 @@ def one_round(options: dict[str, Any], backwards: bool) -> dict[str, float]:
     imported, _, result = marks["plain"]
     bare = statistics.mean(marks[kind][0] for kind in kinds if kind != "ahead")
     beyond = "the first result, beyond `import torch` of a process without tunekit"
-    figures = {"`import torch`": bare, "the first result after it": result - imported, beyond: result - bare}
+    figures = {"`import torch`": bare, "the first result after it": result - imported}
     if gpu:
+        figures[beyond] = result - bare
         imported, _, result = marks["ahead"]
         figures["`import torch` after tunekit.start_cuda()"] = imported
         figures["the first result after that"] = result - imported

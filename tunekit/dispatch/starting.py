@@ -74,11 +74,13 @@ def _start(device: int) -> None:
     try:
         driver = ctypes.CDLL(graphs.DRIVER)
         failed = driver.cuInit(0)
-        if not failed:
-            if not _torch_is_mapped():
-                return
-            failed = driver.cuDeviceGet(ctypes.byref(handle), device)
-        failed = failed or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+        if not failed and not _torch_is_mapped():
+            return
+        failed = (
+            failed
+            or driver.cuDeviceGet(ctypes.byref(handle), device)
+            or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+        )
         if failed:
             logger.info("CUDA device %d is not started ahead: the driver says %d", device, failed)
         else:

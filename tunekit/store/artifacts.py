@@ -310,12 +310,7 @@ def read_manifest(content: bytes, key: str) -> Artifact:
     """
     if not content:
         raise rows.RowError("zero length")
-    try:
-        plain = rows.parse(content.decode(), "manifest")
-    except UnicodeDecodeError as error:
-        raise rows.RowError(f"manifest: {error}") from None
-    if not isinstance(plain, dict):
-        raise rows.RowError("manifest is not an object")
+    plain = rows.parse_object(content, "manifest")
     version = plain.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise NewerError(f"has format {version}, this tunekit reads {FORMAT}")

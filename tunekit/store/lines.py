@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Union
 
 from tunekit.model import Environment, Winner
 from tunekit.store import rows, rows_of_trials
-from tunekit.store.winner_lines import FORMAT, HEAD, about, opened, place, read_winner
+from tunekit.store.winner_lines import FORMAT, about, opened, place, read_winner, recorded, row
 from tunekit.trials import KnownBad, Trial
 
 DIGITS = 7  # of shipped times: 1e-7 is a hundredth of any clock's noise, and still short to read
@@ -121,21 +121,8 @@ def parse_line(source: bytes) -> Line:
     """
     kind, plain = opened(source)
     uid, recorded_at, sweep = about(plain)
-    body = {name: value for name, value in plain.items() if name not in HEAD}
-    try:
-        return Line(READERS[kind](body), uid or hashlib.sha256(source.strip()).hexdigest()[:32], recorded_at, sweep)
-    except KeyError as error:
-        raise rows.RowError(f"lacks {error}") from None
-
-
-def _row(body: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    """A line's body as a row: objects back to JSON text, what was left out back to None."""
-    row: dict[str, Any] = dict.fromkeys(columns)
-    for name, value in body.items():
-        if name == "environment":
-            continue
-        row[name] = rows.dump(value, name) if name in rows.JSON_COLUMNS else value
-    return row
+    value = recorded(plain, READERS[kind])
+    return Line(value, uid or hashlib.sha256(source.strip()).hexdigest()[:32], recorded_at, sweep)
 
 
 def _read_trial(body: Mapping[str, Any]) -> Trial:
@@ -148,17 +135,17 @@ def _read_trial(body: Mapping[str, Any]) -> Trial:
         facts = {
             **dict.fromkeys(rows.FOOTPRINT_COLUMNS),
             **footprint,
-            "facts": rows.dump(body.get("facts", {}), "facts"),
+            "facts": rows.Parsed(body.get("facts", {})),
         }
     samples = body.get("samples_us", [])
     if not isinstance(samples, list):
         raise rows.RowError("samples_us is not a list")
-    return rows_of_trials.trial_of(_row(rest, rows_of_trials.TRIAL_COLUMNS), place(body), facts, samples, None)
+    return rows_of_trials.trial_of(row(rest, rows_of_trials.TRIAL_COLUMNS), place(body), facts, samples, None)
 
 
 def _read_known_bad(body: Mapping[str, Any]) -> KnownBad:
-    row = _row({**body, "seconds": 0}, rows_of_trials.KNOWN_BAD_COLUMNS)
-    return rows_of_trials.known_bad_of({**row, "seconds": body["seconds"]})
+    plain = row({**body, "seconds": 0}, rows_of_trials.KNOWN_BAD_COLUMNS)
+    return rows_of_trials.known_bad_of({**plain, "seconds": body["seconds"]})
 
 
 def _read_sweep(body: Mapping[str, Any]) -> SweepRecord:

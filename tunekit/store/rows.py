@@ -123,6 +123,17 @@ def parse(source: str, field: str) -> Any:
         raise RowError(f"{field} is not JSON: {error}") from None
 
 
+def parse_object(content: bytes, field: str) -> dict[str, Any]:
+    """The object that bytes of JSON hold."""
+    try:
+        parsed = parse(content.decode(), field)
+    except UnicodeDecodeError as error:
+        raise RowError(f"{field} is not UTF-8: {error}") from None
+    if not isinstance(parsed, dict):
+        raise RowError(f"{field} is not an object")
+    return parsed
+
+
 class Parsed(NamedTuple):
     """A JSON column's value in place of its text: where the column is a part of a line of JSON, parsed with it."""
 

@@ -16,7 +16,7 @@ from tunekit.store.rows import (
     number,
     optional_count,
     optional_text,
-    parse,
+    plain,
     plain_values,
     seconds,
     text,
@@ -106,10 +106,10 @@ def trial_of(
 
 
 def _windows_of(source: object) -> tuple[Values, ...]:
-    plain = [] if source is None else parse(text(source, "windows"), "windows")
-    if not isinstance(plain, list):
+    found = [] if source is None else plain(source, "windows")
+    if not isinstance(found, list):
         raise RowError("windows is not a list")
-    return tuple(plain_values(item, f"windows[{index}]") for index, item in enumerate(plain))
+    return tuple(plain_values(item, f"windows[{index}]") for index, item in enumerate(found))
 
 
 def _member(kind: Any, value: object, field: str) -> Any:

@@ -5,11 +5,13 @@ How lines are written, and what other lines record: `lines`. Standard library on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from tunekit.model import Environment, Winner
 from tunekit.store import rows
+
+T = TypeVar("T")
 
 FORMAT = 1
 KINDS = ("winner", "trial", "known_bad", "sweep")
@@ -34,12 +36,7 @@ def opened(source: bytes) -> tuple[str, dict[str, Any]]:
     Raises:
         rows.RowError: malformed, of an unknown kind or a newer format.
     """
-    try:
-        plain = rows.parse(source.decode(), "line")
-    except UnicodeDecodeError as error:
-        raise rows.RowError(f"not UTF-8: {error}") from None
-    if not isinstance(plain, dict):
-        raise rows.RowError("not an object")
+    plain = rows.parse_object(source, "line")
     if plain.get("format", FORMAT) != FORMAT:
         raise rows.RowError(f"format {plain['format']!r}, this tunekit reads {FORMAT}")
     kind = plain.get("kind")
@@ -61,10 +58,7 @@ def parse_winner(source: bytes) -> Winner | None:
     if kind != "winner":
         return None
     about(plain)
-    try:
-        return read_winner({name: value for name, value in plain.items() if name not in HEAD})
-    except KeyError as error:
-        raise rows.RowError(f"lacks {error}") from None
+    return recorded(plain, read_winner)
 
 
 def about(plain: Mapping[str, Any]) -> tuple[str, str, str | None]:
@@ -77,13 +71,30 @@ def about(plain: Mapping[str, Any]) -> tuple[str, str, str | None]:
     return rows.text(uid, "uid"), rows.text(recorded_at, "recorded_at"), rows.optional_text(plain.get("sweep"), "sweep")
 
 
+def recorded(plain: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
+    """What `read` makes of a line's body, which is all but what every line begins with.
+
+    Raises:
+        rows.RowError: it lacks a field, or one can't be judged.
+    """
+    try:
+        return read({name: value for name, value in plain.items() if name not in HEAD})
+    except KeyError as error:
+        raise rows.RowError(f"lacks {error}") from None
+
+
 def read_winner(body: Mapping[str, Any]) -> Winner:
     """The winner of a line's body."""
-    row: dict[str, Any] = dict.fromkeys(rows.WINNER_COLUMNS)
+    return rows.winner_of(row(body, rows.WINNER_COLUMNS), place(body))
+
+
+def row(body: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
+    """A line's body as a row: what was left out back to None."""
+    found: dict[str, Any] = dict.fromkeys(columns)
     for name, value in body.items():
         if name != "environment":
-            row[name] = rows.Parsed(value) if name in rows.JSON_COLUMNS else value
-    return rows.winner_of(row, place(body))
+            found[name] = rows.Parsed(value) if name in rows.JSON_COLUMNS else value
+    return found
 
 
 def place(body: Mapping[str, Any]) -> Environment:
